@@ -46,11 +46,7 @@ if TYPE_CHECKING:
         OutboxEvent,
     )
     from seawall.durable.outbox.outbox import Outbox
-    from seawall.durable.outbox.sinks import (
-        JetStream,
-        RedisStream,
-        Webhook,
-    )
+    from seawall.durable.outbox.sinks import JetStream, RedisStream, Webhook
     from seawall.durable.webhooks import sign_webhook, verify_webhook
     from seawall.errors import (
         AnswerNotKept,

@@ -18,7 +18,7 @@ from seawall import registry
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import named
-from seawall.durable.database.twins import transaction_twins, twins
+from seawall.durable.database.twins import OnConnection, transaction_twins, twins
 from seawall.durable.fifo.messages import (
     LARGEST,
     FifoAck,
@@ -63,20 +63,18 @@ class FifoSender:
     def __repr__(self) -> str:
         return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
 
-    async def asend(self, conn: Any, payload: bytes | str) -> FifoMessage:
+    def _send(self, conn: Any, payload: bytes | str) -> Steps[FifoMessage]:
         """Assign a number to a message and store it, in the transaction of `conn`.
 
         Transport it to the receiver after the commit: `aunacknowledged` and `aresend` find it.
         Others that send as this sender wait for the end of the transaction. A connection without
         one is refused.
         """
-        sending = self._sending(checked_payload(payload, self.max_payload))
-        return await self.database.connection(conn).ajoin(sending, TOGETHER)
+        sent = checked_payload(payload, self.max_payload)
+        stored: FifoMessage = yield OnConnection(conn, lambda: self._sending(sent), TOGETHER)
+        return stored
 
-    def send(self, conn: Any, payload: bytes | str) -> FifoMessage:
-        """Sync twin of `asend`."""
-        sending = self._sending(checked_payload(payload, self.max_payload))
-        return self.database.connection(conn).join(sending, TOGETHER)
+    send, asend = twins(_send)
 
     def _sending(self, payload: bytes) -> Steps[FifoMessage]:
         rows = yield NamedQuery("fifo.number", {**self._pair, "most": self.max_unacknowledged})

@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from seawall.durable.http.request import RequestExecution
 
 UNSEEN: Final = frozenset(
-    {
-        "http.response.pathsend",
-        "http.response.zerocopysend",
-        "http.response.trailers",
-    }
+    {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
 )
 """ASGI extensions whose content we would not see and could not record: hidden from the app."""
 

@@ -216,10 +216,7 @@ KEY_MALFORMED: Final = _problem(
     "key_malformed",
 )
 NOBODY: Final = _problem(
-    403,
-    "Forbidden",
-    "An Idempotency-Key is of no use to somebody unknown.",
-    "scope_unknown",
+    403, "Forbidden", "An Idempotency-Key is of no use to somebody unknown.", "scope_unknown"
 )
 REUSED: Final = _problem_of(KeyReused())
 TOO_LARGE: Final = _problem(413, "Content too large", "The body is too large.", "body_too_large")

@@ -40,7 +40,7 @@ from seawall.durable.idempotency.records import (
     KeyWait,
     key_request,
 )
-from seawall.durable.idempotency.single_statement import Single, asingle, single
+from seawall.durable.idempotency.single_statement import Single, single
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import KeyInFlight
 from seawall.models.idempotency import Fresh, KeyClaim, KeyState, Mismatch, Pending, Replay
@@ -124,13 +124,7 @@ class Idempotency:
     # Reserving
 
     def reserve(
-        self,
-        scope: str | None,
-        operation: str,
-        key: str,
-        fingerprint: object,
-        *,
-        wait: float = 0.0,
+        self, scope: str | None, operation: str, key: str, fingerprint: object, *, wait: float = 0.0
     ) -> KeyState:
         """Take the record of a key, or return why not: its answer, or that it is in flight.
 
@@ -150,13 +144,7 @@ class Idempotency:
             clock.sleep(pause)
 
     async def areserve(
-        self,
-        scope: str | None,
-        operation: str,
-        key: str,
-        fingerprint: object,
-        *,
-        wait: float = 0.0,
+        self, scope: str | None, operation: str, key: str, fingerprint: object, *, wait: float = 0.0
     ) -> KeyState:
         """Async twin of `reserve`. If cancelled meanwhile, it has taken nothing."""
         wanted = self._wanted(scope, operation, key, fingerprint)
@@ -303,7 +291,7 @@ class Idempotency:
         waits = check.flag("wait", wait)
         return Once(self.database.connection(conn), wanted, self.terms, self._count, wait=waits)
 
-    async def asingle(
+    def _single(
         self,
         sql: str,
         arguments: dict[str, Any],
@@ -315,7 +303,7 @@ class Idempotency:
         outbox: Outbox | None = None,
         events: Iterable[Any] = (),
         conn: Any = None,
-    ) -> Single:
+    ) -> Steps[Single]:
         """Execute the user's statement with its key and events in one round trip.
 
         `sql` is an INSERT, UPDATE or DELETE whose RETURNING is the answer for repeats; parameters
@@ -326,24 +314,9 @@ class Idempotency:
         are added to `outbox`; they may use columns of the row (`FromRow`). Raises as `once` does.
         """
         wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
-        return await asingle(self, sql, arguments, wanted, outbox, events, conn)
-
-    def single(
-        self,
-        sql: str,
-        arguments: dict[str, Any],
-        *,
-        scope: str | None,
-        operation: str,
-        key: str,
-        fingerprint: object,
-        outbox: Outbox | None = None,
-        events: Iterable[Any] = (),
-        conn: Any = None,
-    ) -> Single:
-        """Sync twin of `asingle`."""
-        wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
         return single(self, sql, arguments, wanted, outbox, events, conn)
+
+    single, asingle = twins(_single)
 
     # For any function
 

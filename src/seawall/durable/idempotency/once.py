@@ -223,6 +223,5 @@ def refuse(found: Pending | Mismatch, operation: str, count: Callable[[str], Non
         raise KeyReused(f"the key of {operation!r} was used before, with another payload")
     count("in_flight")
     raise KeyInFlight(
-        f"the first {operation!r} with this key is still at work",
-        retry_after=found.retry_after,
+        f"the first {operation!r} with this key is still at work", retry_after=found.retry_after
     )

@@ -9,12 +9,18 @@ WITH clause.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from seawall.durable.database.connections import ConnectionKind, Rows, in_transaction, kind_of
-from seawall.durable.database.database import Database, aautocommit, autocommit, in_thread
+from seawall.durable.database.database import (
+    Database,
+    Operation,
+    aautocommit,
+    autocommit,
+    in_thread,
+)
 from seawall.durable.database.driver_errors import sqlstates
 from seawall.durable.database.statements import (
     LONGEST_REMEMBERED,
@@ -25,6 +31,7 @@ from seawall.durable.database.statements import (
     rendered,
     statements,
 )
+from seawall.durable.database.twins import OnConnection
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.once import checked_events, refuse
 from seawall.durable.idempotency.records import LOOKS, KeyRequest, KeyTerms
@@ -32,7 +39,7 @@ from seawall.durable.outbox.outbox import Outbox
 from seawall.durable.outbox.with_clause import FROM_ROW, write
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
 from seawall.models.idempotency import Garbled, Replay, json_of
-from seawall.runtime.driver import Steps, adrive, drive
+from seawall.runtime.driver import Steps
 
 if TYPE_CHECKING:
     from seawall.durable.idempotency.idempotency import Idempotency
@@ -60,58 +67,52 @@ class Single(NamedTuple):
 
 
 class _Statement(NamedTuple):
+    """The user's statement with its key and events: a request of `twins`."""
+
     sql: str
     events: str
     terms: KeyTerms
     arguments: Arguments
+    conn: Any
+    """The user's connection; None for one of the database's in autocommit mode."""
+
+    def run(self, database: Database) -> Rows:
+        """Execute it."""
+        if self.conn is not None:
+            return cast("Rows", self._sent(database, self.conn, _alone(self.conn, awaited=False)))
+        if database.is_async:
+            raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
+        return database.guard.call(_execute, database, self)
+
+    async def arun(self, database: Database) -> Rows:
+        """Async twin of `run`."""
+        if self.conn is not None:
+            kind = _alone(self.conn, awaited=True)
+            return cast("Rows", await self._sent(database, self.conn, kind))
+        if not database.is_async:
+            return await in_thread(self.run, database)
+        return await database.guard.acall(_aexecute, database, self)
+
+    def beside(self, operation: Operation[Any]) -> Any:
+        """Return the request for an operation where the statement is executed."""
+        return operation if self.conn is None else OnConnection(self.conn, operation)
+
+    def _sent(self, database: Database, raw: Any, kind: ConnectionKind) -> Any:
+        """Send it; for an async connection, return an awaitable."""
+        sql, events, terms = self[:3]
+        made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
+        text = made(kind.style, database.names, database._now, sql, events, terms)
+        return kind.ask(raw, text, self.arguments)
 
 
-def single(
-    idempotency: Idempotency,
-    sql: str,
-    arguments: Arguments,
-    wanted: KeyRequest,
-    outbox: Outbox | None,
-    events: Iterable[Any],
-    conn: Any,
-) -> Single:
-    """Execute the statement, blocking."""
-    database = idempotency.database
-    if conn is None and database.is_async:
-        raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
-    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    kind = None if conn is None else _alone(conn, awaited=False)
-
-    def answer(asked: Any) -> Any:
-        if asked is statement:
-            return _sent(database, conn, kind, statement)
-        return database.run(asked) if kind is None else database.connection(conn).run(asked())
-
-    return drive(_steps(idempotency, statement, wanted, outbox), answer)
+async def _aexecute(database: Database, asked: _Statement) -> Rows:
+    async with aautocommit(database) as raw:
+        return cast("Rows", await asked._sent(database, raw, kind_of(raw)))
 
 
-async def asingle(
-    idempotency: Idempotency,
-    sql: str,
-    arguments: Arguments,
-    wanted: KeyRequest,
-    outbox: Outbox | None,
-    events: Iterable[Any],
-    conn: Any,
-) -> Single:
-    """Async twin of `single`."""
-    database = idempotency.database
-    if conn is None and not database.is_async:
-        return await in_thread(single, idempotency, sql, arguments, wanted, outbox, events, None)
-    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)
-    kind = None if conn is None else _alone(conn, awaited=True)
-
-    def answer(asked: Any) -> Awaitable[Any]:
-        if asked is statement:
-            return _asent(database, conn, kind, statement)
-        return database.arun(asked) if kind is None else database.connection(conn).arun(asked())
-
-    return await adrive(_steps(idempotency, statement, wanted, outbox), answer)
+def _execute(database: Database, asked: _Statement) -> Rows:
+    with autocommit(database) as raw:
+        return cast("Rows", asked._sent(database, raw, kind_of(raw)))
 
 
 def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
@@ -128,10 +129,17 @@ def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
     )
 
 
-def _steps(
-    idempotency: Idempotency, statement: _Statement, wanted: KeyRequest, outbox: Outbox | None
+def single(
+    idempotency: Idempotency,
+    sql: str,
+    arguments: Arguments,
+    wanted: KeyRequest,
+    outbox: Outbox | None,
+    events: Iterable[Any],
+    conn: Any,
 ) -> Steps[Single]:
     """Yield the statement and, if it failed or returned no row, look for the first answer."""
+    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)._replace(conn=conn)
     names = idempotency.database.names
     for _ in range(LOOKS):
         rows, failure = [], None
@@ -145,7 +153,7 @@ def _steps(
             raise _explained(failure, statement, names)
         # Either the key exists, or the user's statement met the row that the first request left,
         # and did nothing or failed.
-        found = yield lambda: records.read(wanted)
+        found = yield statement.beside(lambda: records.read(wanted))
         if isinstance(found, Replay):
             return _repeated(idempotency, found, wanted)
         if found != "free":
@@ -154,7 +162,7 @@ def _steps(
             return Single(first=True, value=[])
         if not _has_state(failure, UNIQUE):
             raise _explained(failure, statement, names)
-        cleared = yield lambda: records.clear(wanted)
+        cleared = yield statement.beside(lambda: records.clear(wanted))
         if not cleared and not _is_ours(failure, names):
             raise failure
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
@@ -206,23 +214,12 @@ def _checked(
         twice = sorted(own.keys() & arguments.keys())
         raise ValueError(f"arguments: {twice} are names of our own; choose others")
     own.update(arguments)
-    return _Statement(sql, text, idempotency.terms, own)
-
-
-def _text(database: Database, kind: ConnectionKind, asked: _Statement) -> StatementText:
-    sql, events, terms, _ = asked
-    made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
-    return made(kind.style, database.names, database._now, sql, events, terms)
+    return _Statement(sql, text, idempotency.terms, own, None)
 
 
 @lru_cache(maxsize=256)
 def text_of(
-    style: Style,
-    names: TableNames,
-    now: str | None,
-    sql: str,
-    events: str,
-    terms: KeyTerms,
+    style: Style, names: TableNames, now: str | None, sql: str, events: str, terms: KeyTerms
 ) -> StatementText:
     """Return the whole statement for a driver's style."""
     # The user's SQL is taken literally: braces have no meaning in it.
@@ -241,35 +238,6 @@ def text_of(
         names,
         now,
     )
-
-
-# On the user's connection, or on one of the database's in autocommit mode
-
-
-def _asent(
-    database: Database, conn: Any, kind: ConnectionKind | None, asked: _Statement
-) -> Awaitable[Rows]:
-    if kind is None:
-        return database.guard.acall(_aexecute, database, asked)
-    rows: Awaitable[Rows] = kind.ask(conn, _text(database, kind, asked), asked.arguments)
-    return rows
-
-
-def _sent(database: Database, conn: Any, kind: ConnectionKind | None, asked: _Statement) -> Rows:
-    if kind is None:
-        return database.guard.call(_execute, database, asked)
-    rows: Rows = kind.ask(conn, _text(database, kind, asked), asked.arguments)
-    return rows
-
-
-async def _aexecute(database: Database, asked: _Statement) -> Rows:
-    async with aautocommit(database) as raw:
-        return await _asent(database, raw, kind_of(raw), asked)
-
-
-def _execute(database: Database, asked: _Statement) -> Rows:
-    with autocommit(database) as raw:
-        return _sent(database, raw, kind_of(raw), asked)
 
 
 def _states(error: BaseException) -> list[str]:

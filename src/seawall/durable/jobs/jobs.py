@@ -27,8 +27,8 @@ from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
-from seawall.durable.database.database import Database, Operation, checked_database
-from seawall.durable.database.twins import transaction_twins, twins
+from seawall.durable.database.database import Database, checked_database
+from seawall.durable.database.twins import OnConnection, transaction_twins, twins
 from seawall.durable.jobs import operations as steps
 from seawall.durable.jobs.operations import MICRO, JobHeartbeat, OpenJobsLimit
 from seawall.durable.jobs.records import (
@@ -130,7 +130,7 @@ class Jobs:
 
     # For producers
 
-    def submit(
+    def _submit(
         self,
         conn: Any,
         kind: str,
@@ -141,7 +141,7 @@ class Jobs:
         priority: int = 5,
         delay: float = 0.0,
         attempts: int | None = None,
-    ) -> Job:
+    ) -> Steps[Job]:
         """Add a job and return it; if `key` exists for the scope and kind, return that job instead.
 
         With a connection, the job is part of the open transaction: it is invisible until the
@@ -152,31 +152,31 @@ class Jobs:
         job is not started before `delay` seconds have passed. Raises `KeyReused` if the key came
         with another payload, and `QueueFull` if there is no room for another job.
         """
-        adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
-        if conn is None:
-            return self._submitted(self.database.run(adding))
-        return self._submitted(self.database.connection(conn).join(adding(), TOGETHER))
+        text, fingerprint = payload_of(payload, self.max_payload)
+        check.count("priority", priority, minimum=0, maximum=LOWEST)
+        most = self.attempts if attempts is None else attempts
+        made = {
+            "id": str(uuid4()),  # from the system's randomness: cannot be guessed
+            "scope": name_of("scope", scope),
+            "kind": name_of("kind", kind),
+            "key_hash": None if key is None else key_digest(key),
+            "fingerprint": fingerprint,
+            "priority": priority,
+            "ahead": priority * HEAD_START,
+            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
+            "max_attempts": check.count("attempts", most, maximum=1_000_000),
+            "payload": text,
+        }
 
-    async def asubmit(
-        self,
-        conn: Any,
-        kind: str,
-        payload: Any = None,
-        *,
-        scope: str,
-        key: str | None = None,
-        priority: int = 5,
-        delay: float = 0.0,
-        attempts: int | None = None,
-    ) -> Job:
-        """Async twin of `submit`."""
-        adding = self._adding(kind, payload, scope, key, priority, delay, attempts)
-        if conn is None:
-            return self._submitted(await self.database.arun(adding))
-        own = self.database.connection(conn)
-        if not own.kind.is_async:  # such a connection belongs to the calling thread
-            return self._submitted(own.join(adding(), TOGETHER))
-        return self._submitted(await own.ajoin(adding(), TOGETHER))
+        def adding() -> Steps[Job]:
+            return steps.submitting(made, self._room, self._to_notify)
+
+        job: Job = yield adding if conn is None else OnConnection(conn, adding, TOGETHER)
+        self._count("submitted" if job.is_new else "repeated")
+        self.wakeups.ring(READY)
+        return job
+
+    submit, asubmit = twins(_submit)
 
     def _get(self, id: str, *, scope: str) -> Steps[Job]:  # noqa: A002 - it is an id
         """Return the current state of a job.
@@ -322,33 +322,6 @@ class Jobs:
 
     # Implementation
 
-    def _adding(
-        self,
-        kind: str,
-        payload: Any,
-        scope: str,
-        key: str | None,
-        priority: int,
-        delay: float,
-        attempts: int | None,
-    ) -> Operation[Job]:
-        text, fingerprint = payload_of(payload, self.max_payload)
-        check.count("priority", priority, minimum=0, maximum=LOWEST)
-        most = self.attempts if attempts is None else attempts
-        made = {
-            "id": str(uuid4()),  # from the system's randomness: cannot be guessed
-            "scope": name_of("scope", scope),
-            "kind": name_of("kind", kind),
-            "key_hash": None if key is None else key_digest(key),
-            "fingerprint": fingerprint,
-            "priority": priority,
-            "ahead": priority * HEAD_START,
-            "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
-            "max_attempts": check.count("attempts", most, maximum=1_000_000),
-            "payload": text,
-        }
-        return lambda: steps.submitting(made, self._room, self._to_notify)
-
     def _to_notify(self) -> str | None:
         """Return the channel to notify of a new job; None if disabled, or too soon after the last.
 
@@ -363,11 +336,6 @@ class Jobs:
                 return None
             self._notified = now
         return self.channel
-
-    def _submitted(self, job: Job) -> Job:
-        self._count("submitted" if job.is_new else "repeated")
-        self.wakeups.ring(READY)
-        return job
 
     def _ring_end(self, id_: str) -> None:
         self.wakeups.ring(CANCELLED)  # its worker may be here
