@@ -15,7 +15,6 @@ import pytest
 from seawall.clock import VirtualClock
 from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.statements import statement
-from seawall.durable.outbox import delivery as _outbox_delivery
 from seawall.durable.outbox import outbox as _outbox_care
 from seawall.durable.outbox.events import OutboxEvent
 from seawall.durable.outbox.outbox import Outbox
@@ -262,8 +261,10 @@ def test_unless_it_looks_at_the_time(file: Opening, monkeypatch: pytest.MonkeyPa
     """Ablation: whoever believes in its lease for ever goes on where another one is at work."""
     from seawall.durable.outbox import dispatcher as module
 
+    held = module.HeldAggregates
+
     def for_ever(lanes: Any, _until: float) -> Any:
-        return _outbox_delivery.HeldAggregates(lanes, float("inf"))
+        return held(lanes, float("inf"))
 
     monkeypatch.setattr(module, "HeldAggregates", for_ever)
     assert asyncio.run(paused_past_its_lease(file)) == [1, 2]

@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable, iscoroutinefunction, isgenerator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
 from seawall._expiry import EXPIRED
@@ -40,21 +41,18 @@ FULL_PAUSE: Final = 1.0
 """Seconds until the dispatcher tries again at that limit."""
 
 
+@dataclass(slots=True)
 class DeliveryProgress:
     """The progress of an aggregate in a batch; also valid if the delivery was cut short."""
 
-    __slots__ = ("abandoned", "delivered", "error", "lane", "refused")
-
-    def __init__(self, lane: ClaimedAggregate) -> None:
-        """Start with nothing delivered."""
-        self.lane = lane
-        self.delivered = 0
-        self.error: object = None
-        """Why the next event failed; None if it did not fail."""
-        self.refused: Rejected | None = None
-        """A refusal by a guard: nothing was attempted, so nothing counts as failed."""
-        self.abandoned = False
-        """Whether the call for the next event, or for one before it, may still be running."""
+    lane: ClaimedAggregate
+    delivered: int = 0
+    error: object = None
+    """Why the next event failed; None if it did not fail."""
+    refused: Rejected | None = None
+    """A refusal by a guard: nothing was attempted, so nothing counts as failed."""
+    abandoned: bool = False
+    """Whether the call for the next event, or for one before it, may still be running."""
 
     def fail(self, error: object) -> None:
         """Note why the next event was not delivered."""
@@ -79,24 +77,6 @@ def outcome_of(
     verdict = after_failure(settings, lane.attempts, progressed=delivered > 0, rng=rng)
     action, attempts, delay = verdict
     return AggregateOutcome(lane, delivered, action, attempts, max(delay, least), progress.error)
-
-
-class RoundResult(NamedTuple):
-    """The result of a round, and whether there may be more to do at once."""
-
-    delivered: int
-    goes_on: bool
-
-
-class HeldAggregates:
-    """The aggregates that are still claimed, and until when that is certain."""
-
-    __slots__ = ("held", "until")
-
-    def __init__(self, lanes: list[ClaimedAggregate], until: float) -> None:
-        """Start with all of `lanes`."""
-        self.held = {lane.lane for lane in lanes}
-        self.until = until
 
 
 class SinkDelivery:

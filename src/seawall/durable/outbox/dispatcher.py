@@ -19,9 +19,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
@@ -32,8 +33,6 @@ from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
 from seawall.durable.outbox.delivery import (
     DeliveryProgress,
-    HeldAggregates,
-    RoundResult,
     Sink,
     SinkDelivery,
     outcome_of,
@@ -73,6 +72,21 @@ TELLING: Final = 2.0
 """Seconds after the grace period for storing outcomes; after that, the leases expire."""
 OUTAGE: Final = full_jitter(0.1, cap=5.0)
 """Backoff between attempts to reach the database."""
+
+
+class RoundResult(NamedTuple):
+    """The result of a round, and whether there may be more to do at once."""
+
+    delivered: int
+    goes_on: bool
+
+
+@dataclass(slots=True)
+class HeldAggregates:
+    """The numbers of the aggregates that are still claimed, and until when that is certain."""
+
+    held: set[int]
+    until: float
 
 
 class Dispatcher:
@@ -272,9 +286,8 @@ class Dispatcher:
                     log.warning("%r: the database does not answer; the leases run out", self)
             finally:
                 self._begin_idle()
-        return (
-            RoundResult(0, goes_on=False) if task.cancelled() or not task.done() else task.result()
-        )
+        ended = task.done() and not task.cancelled()
+        return task.result() if ended else RoundResult(0, goes_on=False)
 
     async def _forever(self) -> None:
         from seawall.runtime.abandon import end
@@ -373,7 +386,7 @@ class Dispatcher:
         if not claimed.lanes:
             return RoundResult(0, goes_on=False)
         progress = [DeliveryProgress(lane) for lane in claimed.lanes]
-        holding = HeldAggregates(claimed.lanes, asked_at + self.lease)
+        holding = HeldAggregates({lane.lane for lane in claimed.lanes}, asked_at + self.lease)
         try:
             await self._deliver(progress, owner, holding)
         finally:
@@ -436,11 +449,14 @@ class Dispatcher:
         counts = self._counts
         rest = round(self.lease * 1e6)
         settled = [outcome_of(one, self._settings, self._rng.random, rest=rest) for one in progress]
-        page = RoundOutcome(self.outbox, owner, settled, keep=self.keep > 0)
         until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
+        unsure = False
         while True:
+            held = self._clock.now() < holding.until
+            writing = partial(self._writing, owner, settled, unsure=unsure, held=held)
+            unsure = True
             try:
-                late = await page.write(held=self._clock.now() < holding.until)
+                late, ours = await self.outbox.database.arun(writing)
                 break
             except Exception:
                 # What is not stored will be delivered again, after the leases of its aggregates.
@@ -459,59 +475,36 @@ class Dispatcher:
             waits = [refusal.retry_after or SHORTEST_PAUSE for refusal in refusals]
             floor = min(max(waits), LONGEST_PAUSE)
             self._resume_at = self._clock.now() + above_floor(floor, self._rng.random)
-        page.tell(self._failures)
+        for one in settled:
+            if one.has_failed and one.lane.lane in ours:
+                self._tell_failure(one)
 
+    def _writing(
+        self, owner: str, settled: list[AggregateOutcome], *, unsure: bool, held: bool
+    ) -> Steps[tuple[int, set[int]]]:
+        """Write the outcomes; return how many were refused, and the failed ones that are stored.
 
-class RoundOutcome:
-    """The outcome of one round, to be stored."""
-
-    def __init__(
-        self, outbox: Outbox, owner: str, settled: list[AggregateOutcome], *, keep: bool
-    ) -> None:
-        """Write as `owner`; with `keep`, delivered events are kept for a while."""
-        self._outbox = outbox
-        self._owner = owner
-        self._settled = settled
-        self._keep = keep
-        self._unsure = False
-        self._ours: set[int] = set()
-
-    async def write(self, *, held: bool) -> int:
-        """Write the outcome; may be repeated after a failure. Return how many were refused.
-
-        Refused are aggregates that were taken over. `held` says whether the leases are certainly
-        valid: then no other dispatcher can have written anything.
+        Refused are aggregates that were taken over. If it is `unsure` whether an earlier attempt
+        was committed, look; while the leases are `held`, no other dispatcher can have written.
         """
-        unsure, self._unsure = self._unsure, True
-        steps = partial(self._writing, unsure=unsure, held=held)
-        late, self._ours = await self._outbox.database.arun(steps)
-        return late
-
-    def _writing(self, *, unsure: bool, held: bool) -> Steps[tuple[int, set[int]]]:
-        dialect, outbox = self._outbox.database.dialect, self._outbox.name
-        written = yield from settling(dialect, outbox, self._owner, self._settled, keep=self._keep)
+        dialect, outbox = self.outbox.database.dialect, self.outbox.name
+        written = yield from settling(dialect, outbox, owner, settled, keep=self.keep > 0)
         ours = written.troubled
         if not unsure:
             return written.late, ours
-        # An earlier attempt may have been committed although its answer was lost.
-        missing = [one for one in self._settled if one.lane.lane not in ours]
+        missing = [one for one in settled if one.lane.lane not in ours]
         before = yield from written_before(outbox, missing, held=held)
         return written.late - len(before), ours | before
 
-    def tell(self, failures: FailureLog) -> None:
-        """Report the stored failures to subscribers and to the log."""
-        for one in self._settled:
-            if one.has_failed and one.lane.lane in self._ours:
-                self._tell_failure(one, failures)
-
-    def _tell_failure(self, one: AggregateOutcome, failures: FailureLog) -> None:
+    def _tell_failure(self, one: AggregateOutcome) -> None:
+        """Report a stored failure to subscribers and to the log."""
         event = one.lane.events[one.delivered]
         whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
         what = f"event {event.id} of {event.aggregate!r} {event.aggregate_id!r}"
         delay, dead = one.delay / 1e6, one.action != "again"
-        failures.failed(what, event.id, one.attempts, one.error, delay=delay, dead=dead)
+        self._failures.failed(what, event.id, one.attempts, one.error, delay=delay, dead=dead)
         if dead:
             kind = OutboxBlocked if one.action == "block" else EventDied
             cause, trace = split_report(error_text(one.error))
             said = {"attempts": one.attempts, "cause": cause, "traceback": trace}
-            emit(kind, self._outbox.name, event_id=event.id, **whose, **said)
+            emit(kind, self.outbox.name, event_id=event.id, **whose, **said)

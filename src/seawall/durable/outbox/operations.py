@@ -109,12 +109,8 @@ def claiming(
     These are the aggregates of the next `batch` events; or, with `far`, the next `batch` aggregates
     however many events they have, for when the nearest cannot be claimed.
     """
-    given = {
-        "outbox": outbox,
-        "after": after,
-        "near": 0 if far else batch,
-        "far": batch if far else 0,
-    }
+    reach = {"near": 0, "far": batch} if far else {"near": batch, "far": 0}
+    given = {"outbox": outbox, "after": after, **reach}
     if dialect == "postgres":
         yield NamedQuery("outbox.by_index", {})
         rows = yield NamedQuery("outbox.claim", {**given, "owner": owner, "lease": lease})
@@ -129,9 +125,8 @@ def claiming(
         got: list[tuple[Any, ...]] = []
         if free:
             listed = ",".join(map(str, free))
-            got = yield NamedQuery(
-                "outbox.claim", {"lanes": listed, "owner": owner, "lease": lease}
-            )
+            asked = {"lanes": listed, "owner": owner, "lease": lease}
+            got = yield NamedQuery("outbox.claim", asked)
         # There is no other writer meanwhile: every free one can be claimed.
         ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
         taken = [AggregateClaim(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
@@ -174,15 +169,11 @@ def renewing(
     """Renew the leases; return the aggregates that are still held."""
     if dialect == "postgres":
         yield NamedQuery("outbox.by_index", {})
-        rows = yield NamedQuery(
-            "outbox.renew",
-            {
-                "lanes": ",".join(str(lane.lane) for lane in lanes),
-                "epochs": ",".join({str(lane.epoch) for lane in lanes}),
-                "owner": owner,
-                "lease": lease,
-            },
-        )
+        asked = {
+            "lanes": ",".join(str(lane.lane) for lane in lanes),
+            "epochs": ",".join({str(lane.epoch) for lane in lanes}),
+        }
+        rows = yield NamedQuery("outbox.renew", {**asked, "owner": owner, "lease": lease})
         return {row[0] for row in rows}
     held = yield from _held(owner, lanes)
     listed = ",".join(map(str, held))
@@ -200,11 +191,8 @@ def settling(
 
     An aggregate that was taken over meanwhile is refused: nothing is written for it.
     """
-    if not settled:
-        return StoredOutcomes(0, set())
     steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
-    written = yield from steps(outbox, owner, settled, keep=keep)
-    return written
+    return steps(outbox, owner, settled, keep=keep)
 
 
 def _settling_postgres(
@@ -221,34 +209,25 @@ def _settling_postgres(
         accepted += rows[0][0]
     if troubled := [one for one in settled if one.action in {"again", "block"}]:
         marks = [
-            {
-                "lane": one.lane.lane,
-                "epoch": one.lane.epoch,
-                "upto": one.upto,
-                "attempts": one.attempts,
-                "delay": one.delay,
-                "blocked": one.action == "block",
-                "error": error_text(one.error),
-            }
-            for one in troubled
+            {**_mark(one), "delay": one.delay, "blocked": one.action == "block"} for one in troubled
         ]
         rows = yield NamedQuery("outbox.failed", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
     if poison := [one for one in settled if one.action == "skip"]:
-        marks = [
-            {
-                "lane": one.lane.lane,
-                "epoch": one.lane.epoch,
-                "upto": one.upto,
-                "dead": one.lane.events[one.delivered].sequence,
-                "attempts": one.attempts,
-                "error": error_text(one.error),
-            }
-            for one in poison
-        ]
+        marks = [{**_mark(one), "dead": one.lane.events[one.delivered].sequence} for one in poison]
         rows = yield NamedQuery("outbox.bury", {**ours, "marks": json.dumps(marks)})
         in_trouble |= {row[0] for row in rows}
     return StoredOutcomes(len(settled) - accepted - len(in_trouble), in_trouble)
+
+
+def _mark(one: AggregateOutcome) -> dict[str, Any]:
+    return {
+        "lane": one.lane.lane,
+        "epoch": one.lane.epoch,
+        "upto": one.upto,
+        "attempts": one.attempts,
+        "error": error_text(one.error),
+    }
 
 
 def _listed(settled: list[AggregateOutcome]) -> dict[str, str]:
@@ -271,17 +250,9 @@ def _settling_sqlite(
         yield NamedQuery("outbox.gone", {"outbox": outbox, "marks": marks})
     for one in ours:
         if one.action in {"again", "block"}:
-            yield NamedQuery(
-                "outbox.trouble",
-                {
-                    "lane": one.lane.lane,
-                    "owner": owner,
-                    "attempts": one.attempts,
-                    "delay": one.delay,
-                    "blocked": one.action == "block",
-                    "error": error_text(one.error),
-                },
-            )
+            said = {"attempts": one.attempts, "delay": one.delay, "error": error_text(one.error)}
+            where = {"lane": one.lane.lane, "owner": owner, "blocked": one.action == "block"}
+            yield NamedQuery("outbox.trouble", {**where, **said})
         elif one.action == "skip":
             dead = one.lane.events[one.delivered].sequence
             where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
