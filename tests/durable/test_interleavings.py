@@ -18,7 +18,7 @@ import pytest
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import NamedQuery
-from seawall.durable.deferred.calls import DeferredCalls
+from seawall.durable.deferred import DeferredCalls
 from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
 from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.driver import Steps

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from seawall.durable.database.leases import Fence
     from seawall.durable.database.migrations import amigrate, migrate
     from seawall.durable.database.sqlite import Sqlite
-    from seawall.durable.deferred.calls import DeferredCall, DeferredCalls
-    from seawall.durable.deferred.worker import DeferredCallWorker
-    from seawall.durable.fifo.messages import FifoAck, FifoMessage, Gap, Skipped
-    from seawall.durable.fifo.receiver import FifoReceiver, Received
-    from seawall.durable.fifo.sender import FifoSender
+    from seawall.durable.deferred import DeferredCall, DeferredCalls, DeferredCallWorker
+    from seawall.durable.fifo import (
+        FifoAck,
+        FifoMessage,
+        FifoReceiver,
+        FifoSender,
+        Gap,
+        Received,
+        Skipped,
+    )
     from seawall.durable.http.completion import IdempotentRequest
     from seawall.durable.http.middleware import IdempotentRequests, idempotent_request
     from seawall.durable.http.responses import Reply, RequestOutcome

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from seawall.durable import fifo as _fifo_receiver
 from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
-from seawall.durable.fifo import receiver as _fifo_receiver
-from seawall.durable.fifo.messages import FifoMessage
-from seawall.durable.fifo.receiver import FifoReceiver
-from seawall.durable.fifo.sender import FifoSender
+from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
 from seawall.runtime.driver import sleep_async
 from tests.durable.crash.shop import Step, opened
 from tests.durable.fifo.support import ask, begun, entered

@@ -11,9 +11,8 @@ import pytest
 from seawall import Breaker, Fallback, Guard, subscribe
 from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.deferred import worker as deferred_worker
-from seawall.durable.deferred.calls import DeferredCall, DeferredCalls, redoing
-from seawall.durable.deferred.worker import DeferredCallWorker
+from seawall.durable import deferred as deferred_worker
+from seawall.durable.deferred import DeferredCall, DeferredCalls, DeferredCallWorker, redoing
 from seawall.errors import DeferredCallsFull
 from seawall.events import JobDied
 from tests.durable.conftest import Opening

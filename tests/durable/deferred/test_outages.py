@@ -14,9 +14,8 @@ import pytest
 from seawall import subscribe
 from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.deferred import worker as deferred_worker
-from seawall.durable.deferred.calls import DeferredCalls
-from seawall.durable.deferred.worker import DeferredCallWorker
+from seawall.durable import deferred as deferred_worker
+from seawall.durable.deferred import DeferredCalls, DeferredCallWorker
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
 from tests.durable.deferred.support import Vendor, at

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from seawall import Cache, CircuitOpen, Fallback, Guard
 from seawall.context import idempotency_key
 from seawall.durable import Database, Sqlite, migrate
+from seawall.durable import deferred as deferred_worker
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.deferred import worker as deferred_worker
-from seawall.durable.deferred.calls import DeferredCalls
-from seawall.durable.deferred.worker import DeferredCallWorker
+from seawall.durable.deferred import DeferredCalls, DeferredCallWorker
 from tests.durable.conftest import Opening
 from tests.durable.deferred.support import Vendor, at
 from tests.support import falsified

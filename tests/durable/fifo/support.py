@@ -8,9 +8,7 @@ from typing import Any
 
 from seawall.durable import Database
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.fifo.messages import FifoMessage
-from seawall.durable.fifo.receiver import FifoReceiver
-from seawall.durable.fifo.sender import FifoSender
+from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
 
 
 class Crashed(Exception):

@@ -12,11 +12,9 @@ import pytest
 
 from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, amigrate, migrate
+from seawall.durable import fifo as _fifo_receiver
 from seawall.durable.database.connections import Connection
-from seawall.durable.fifo import receiver as _fifo_receiver
-from seawall.durable.fifo.messages import FifoMessage
-from seawall.durable.fifo.receiver import FifoReceiver
-from seawall.durable.fifo.sender import FifoSender
+from seawall.durable.fifo import FifoMessage, FifoReceiver, FifoSender
 from seawall.models import fifo as model
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.crash.children import DEADLY, PATIENCE, Nursery

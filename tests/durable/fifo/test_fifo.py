@@ -11,9 +11,7 @@ import pytest
 
 from seawall import subscribe
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable.fifo.messages import FifoAck, FifoMessage, Skipped
-from seawall.durable.fifo.receiver import FifoReceiver
-from seawall.durable.fifo.sender import FifoSender
+from seawall.durable.fifo import FifoAck, FifoMessage, FifoReceiver, FifoSender, Skipped
 from seawall.errors import FifoFull, FifoStateLost
 from seawall.events import FifoGap
 from tests.durable.conftest import Opening, opening_by

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from seawall.durable import Database, Sqlite, migrate
+from seawall.durable import fifo as receiver_module
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.fifo import receiver as receiver_module
-from seawall.durable.fifo.messages import FifoAck, FifoMessage
-from seawall.durable.fifo.receiver import FifoReceiver
-from seawall.durable.fifo.sender import FifoSender
+from seawall.durable.fifo import FifoAck, FifoMessage, FifoReceiver, FifoSender
 from seawall.models.fifo import Receiver
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.fifo.support import World, send

@@ -1,6 +1,17 @@
-"""Receiving side of FIFO messages: in order, each once, with the position stored with the effect.
+"""FIFO messages, each processed once, over a network that loses, repeats and reorders them.
 
-Promises:
+A `FifoSender` numbers messages in the transaction that sends them, and keeps them until a
+`FifoReceiver` confirms that they took effect. The transport is up to the user: HTTP, a queue, a
+file; a message is four values (`FifoMessage`), an acknowledgement five (`FifoAck`).
+
+Promises of a sender:
+
+- A message has its number if and only if the transaction that sent it is committed. The numbers of
+  a sender and receiver have no gaps.
+- A message is kept until the receiver confirms that it took effect.
+- A sender whose records were lost starts a later epoch automatically.
+
+Promises of a receiver:
 
 - Messages of a sender are delivered in the order of their numbers. If the transaction of a delivery
   is committed, they are never delivered again.
@@ -11,8 +22,8 @@ Promises:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Final, Literal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, Literal, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
@@ -21,29 +32,265 @@ from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import Connection, NamedQuery
 from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.transaction_block import TransactionBlock, named
-from seawall.durable.database.twins import transaction_twins, twins
-from seawall.durable.fifo.messages import (
-    LARGEST,
-    FifoAck,
-    FifoMessage,
-    Gap,
-    Skipped,
-    checked_message,
-)
+from seawall.durable.database.twins import OnConnection, transaction_twins, twins
+from seawall.errors import FifoFull, FifoStateLost
 from seawall.events import FifoGap
 from seawall.events.bus import emit
 from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
-from seawall.runtime.driver import Steps
+from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.mutex import Mutex
 
+LARGEST: Final = 1024 * 1024
+"""Default maximum bytes of a payload."""
 WIDEST: Final = 10_000
 """Maximum number of buffered messages of a sender."""
 KEEP_SKIPPED: Final = 90 * 86_400.0
 """Seconds for which records of skipped messages are kept."""
 MOST_ACKNOWLEDGED: Final = 10_000
 """Maximum number of senders whose last gap is remembered, in order to report it once."""
-
 OnGap = Literal["wait", "skip"]
+TOGETHER: Final = "a number is taken if, and only if, its message is kept"
+
+
+class FifoMessage(NamedTuple):
+    """A numbered message: a transport carries it, and `receive(connection, *message)` takes it."""
+
+    sender: str
+    sequence: int
+    payload: bytes
+    epoch: int
+
+
+class FifoAck(NamedTuple):
+    """A receiver's position: all below `expected` took effect; up to `allowed` there is room."""
+
+    sender: str
+    receiver: str
+    epoch: int
+    expected: int
+    allowed: int
+
+
+class Gap(NamedTuple):
+    """A missing message, while later ones have arrived."""
+
+    sender: str
+    epoch: int
+    expected: int
+    next: int
+    buffered: int
+    age: float
+
+
+class Skipped(NamedTuple):
+    """Skipped messages, from `first` to `last`."""
+
+    sender: str
+    epoch: int
+    first: int
+    last: int
+
+
+Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
+"""Transports a message to the receiver and returns its acknowledgement; None if there is none."""
+
+
+def checked_payload(payload: Any, largest: int) -> bytes:
+    """Return a payload as bytes, or raise: it is untrusted input."""
+    if isinstance(payload, str):
+        payload = payload.encode()
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise TypeError(f"payload: pass bytes or text, not {type(payload).__name__}")
+    if memoryview(payload).nbytes > largest:
+        raise ValueError(f"payload: at most {largest} bytes; send what is larger by reference")
+    return bytes(payload)
+
+
+def checked_message(
+    sender: Any, sequence: Any, payload: Any, epoch: Any, largest: int
+) -> FifoMessage:
+    """Return a message received over the wire, or raise."""
+    return FifoMessage(
+        named("sender", sender),
+        check.count("sequence", sequence),
+        checked_payload(payload, largest),
+        check.count("epoch", epoch, minimum=0),
+    )
+
+
+def checked_ack(ack: Any) -> FifoAck:
+    """Return an acknowledgement received over the wire, or raise."""
+    if not isinstance(ack, (tuple, list)) or len(ack) != len(FifoAck._fields):
+        raise TypeError(f"acknowledgement: pass a FifoAck, or its {len(FifoAck._fields)} values")
+    sender, receiver, epoch, expected, allowed = ack
+    return FifoAck(
+        named("sender", sender),
+        named("receiver", receiver),
+        check.count("epoch", epoch, minimum=0),
+        check.count("expected", expected),
+        check.count("allowed", allowed, minimum=0),
+    )
+
+
+class FifoSender:
+    """One sender of messages to one receiver; any number of processes may send under its name."""
+
+    def __init__(
+        self,
+        database: Database,
+        sender: str,
+        *,
+        to: str,
+        max_unacknowledged: int = 10_000,
+        max_payload: int = LARGEST,
+    ) -> None:
+        """Send as `sender` to the receiver `to`, and keep unacknowledged messages.
+
+        Beyond `max_unacknowledged` kept messages, more are refused with `FifoFull`.
+        """
+        self.database = checked_database("FifoSender", database)
+        self.sender = named("sender", sender)
+        self.receiver = named("to", to)
+        self.max_unacknowledged = check.count("max_unacknowledged", max_unacknowledged)
+        self.max_payload = check.count("max_payload", max_payload)
+        self._pair = {"sender": self.sender, "receiver": self.receiver}
+        self._counts = dict.fromkeys(("sent", "refused", "resent", "acknowledgements"), 0)
+        registry.enter(self, "fifo_sender", self.receiver)
+
+    def __repr__(self) -> str:
+        return f"<FifoSender {self.sender!r} to {self.receiver!r}>"
+
+    def _send(self, conn: Any, payload: bytes | str) -> Steps[FifoMessage]:
+        """Assign a number to a message and store it, in the transaction of `conn`.
+
+        Transport it to the receiver after the commit: `aunacknowledged` and `aresend` find it.
+        Others that send as this sender wait for the end of the transaction. A connection without
+        one is refused.
+        """
+        sent = checked_payload(payload, self.max_payload)
+        stored: FifoMessage = yield OnConnection(conn, lambda: self._sending(sent), TOGETHER)
+        return stored
+
+    send, asend = twins(_send)
+
+    def _sending(self, payload: bytes) -> Steps[FifoMessage]:
+        rows = yield NamedQuery("fifo.number", {**self._pair, "most": self.max_unacknowledged})
+        if not rows:
+            self._counts["refused"] += 1
+            raise FifoFull(
+                f"{self!r}: {self.max_unacknowledged} messages are not acknowledged",
+                policy=self.sender,
+            )
+        epoch, sequence = rows[0]
+        kept = {"epoch": epoch, "sequence": sequence, "payload": payload}
+        yield NamedQuery("fifo.keep", {**self._pair, **kept})
+        self._counts["sent"] += 1
+        return FifoMessage(self.sender, sequence, payload, epoch)
+
+    # Unacknowledged messages
+
+    def _unacknowledged(self, limit: int = 100) -> Steps[list[FifoMessage]]:
+        """Return the first `limit` messages to send (again) that the receiver has room for."""
+        most = check.count("limit", limit, maximum=10_000)
+        rows = yield NamedQuery("fifo.unacknowledged", {**self._pair, "most": most})
+        return [
+            FifoMessage(self.sender, sequence, bytes(payload), epoch)
+            for epoch, sequence, payload in rows
+        ]
+
+    unacknowledged, aunacknowledged = transaction_twins(_unacknowledged)
+
+    async def aresend(self, post: Post, limit: int = 100) -> int:
+        """Send the first `limit` unacknowledged messages; return how many were acknowledged.
+
+        The messages are sent in order. `await post(message)` transports one to the receiver and
+        returns its acknowledgement, or None. Call it in a loop that pauses when it returns 0. An
+        exception of `post` propagates; acknowledgements before it count.
+        """
+        check.function("post", post)
+        messages = await self.aunacknowledged(limit)
+
+        async def answer(asked: FifoMessage | FifoAck) -> Any:
+            if isinstance(asked, FifoAck):
+                return await self.aacknowledge(asked)
+            return await post(asked)
+
+        return await adrive(self._resending(messages), answer)
+
+    def resend(self, post: Callable[[FifoMessage], FifoAck | None], limit: int = 100) -> int:
+        """Sync twin of `aresend`."""
+        check.function("post", post)
+        messages = self.unacknowledged(limit)
+
+        def answer(asked: FifoMessage | FifoAck) -> Any:
+            return self.acknowledge(asked) if isinstance(asked, FifoAck) else post(asked)
+
+        return drive(self._resending(messages), answer)
+
+    def _resending(self, messages: list[FifoMessage]) -> Steps[int]:
+        """Yield each message to post it; at the end, yield the latest acknowledgement."""
+        last: FifoAck | None = None
+        news = False
+        try:
+            for message in messages:
+                ack = yield message
+                self._counts["resent"] += 1
+                if ack is not None and (last is None or checked_ack(ack) > last):
+                    last = checked_ack(ack)
+        finally:
+            if last is not None:
+                news = yield last
+        return last.expected - messages[0].sequence if news and last is not None else 0
+
+    def _acknowledge(self, ack: FifoAck) -> Steps[bool]:
+        """Delete acknowledged messages; return False if the acknowledgement brings no news.
+
+        Raises `FifoStateLost` if the receiver has messages that, by our records, were never sent.
+        """
+        known = checked_ack(ack)
+        if known[:2] != (self.sender, self.receiver):
+            return False
+        return bool((yield lambda: self._acknowledging(known)))
+
+    acknowledge, aacknowledge = twins(_acknowledge)
+
+    def _acknowledging(self, ack: FifoAck) -> Steps[bool]:
+        until = ack.expected - 1
+        of = {**self._pair, "epoch": ack.epoch, "until": until}
+        if (yield NamedQuery("fifo.acknowledge", {**of, "allowed": ack.allowed})):
+            yield NamedQuery("fifo.drop_sent", of)
+            self._counts["acknowledgements"] += 1
+            return True
+        rows = yield NamedQuery("fifo.sender", self._pair)
+        epoch, last, _ = rows[0] if rows else (0, 0, 0)
+        if ack.epoch > epoch or (ack.epoch == epoch and until > last):
+            raise FifoStateLost(
+                f"{self!r}: the receiver has number {until} of epoch {ack.epoch}, and here is"
+                f" known up to {last} of {epoch}: was a backup restored? Call `restart`"
+            )
+        return False
+
+    def _restart(self) -> Steps[int]:
+        """Start a later epoch, with unacknowledged messages numbered from 1; return the epoch.
+
+        For a sender or a receiver whose records were reset to an earlier state. Messages that took
+        effect without being acknowledged take effect once more.
+        """
+        yield NamedQuery("fifo.lock_sender", self._pair)
+        rows = yield NamedQuery("fifo.sender", self._pair)
+        if not rows:
+            return 0  # nothing was sent yet: its first message starts an epoch
+        acknowledged = rows[0][2]
+        ((epoch, _),) = yield NamedQuery("fifo.restart", self._pair)
+        renumbered = {**self._pair, "epoch": epoch, "acknowledged": acknowledged}
+        yield NamedQuery("fifo.renumber", renumbered)
+        return int(epoch)
+
+    restart, arestart = transaction_twins(_restart)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts of messages sent, refused and resent, and of acknowledgements."""
+        return {"sender": self.sender, "receiver": self.receiver, **self._counts}
 
 
 class FifoReceiver:
