@@ -250,13 +250,13 @@ class DeferredCalls:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return cleaning_steps(batch, within, self._removing)
+        return cleaning_steps(batch, within, self._finished())
 
     cleanup, acleanup = twins(_cleanup)
 
-    def _removing(self, batch: int) -> Steps[int]:
-        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead), "batch": batch}
-        return len((yield NamedQuery("deferred_calls.cleanup", asked)))
+    def _finished(self) -> NamedQuery:
+        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead)}
+        return NamedQuery("deferred_calls.cleanup", asked)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""
@@ -407,8 +407,8 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         if self._clock.now() < self._clean_at:
             return
         try:
-            removed = await self.calls.database.arun(lambda: self.calls._removing(CLEANED))
-            more = removed == CLEANED
+            removing = self.calls._finished().of_batch(CLEANED)
+            more = len(await self.calls.database.arun(removing.alone)) == CLEANED
         except Exception:  # noqa: BLE001 - the database is unreachable: finished calls stay for now
             more = False
         self._clean_at = self._clock.now() + (self.poll if more else CLEANING)

@@ -405,12 +405,8 @@ class FifoReceiver:
         Works in batches. It ends after about `within` seconds, finished or not.
         """
         age = int(check.seconds("older_than", older_than, zero=True) * 1_000_000)
-
-        def removing(batch: int) -> Steps[int]:
-            asked = {"receiver": self.name, "age": age, "batch": batch}
-            return len((yield NamedQuery("fifo.forget_skipped", asked)))
-
-        return cleaning_steps(batch, within, removing)
+        forgetting = NamedQuery("fifo.forget_skipped", {"receiver": self.name, "age": age})
+        return cleaning_steps(batch, within, forgetting)
 
     cleanup, acleanup = twins(_cleanup)
 

@@ -79,7 +79,7 @@ class Inbox:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return cleaning_steps(batch, within, _removing)
+        return cleaning_steps(batch, within, NamedQuery("inbox.cleanup", {}))
 
     cleanup, acleanup = twins(_cleanup)
 
@@ -130,10 +130,6 @@ class _Once(TransactionBlock[bool]):
         self._inbox._count("failed", self._noting["consumer"])
         if self._first is not False:  # None: cancelled while asking, so it may have been recorded
             yield NamedQuery("inbox.forget", self._noting)
-
-
-def _removing(batch: int) -> Steps[int]:
-    return len((yield NamedQuery("inbox.cleanup", {"batch": batch})))
 
 
 def _digest(message_id: str) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seawall.clock import VirtualClock
 from seawall.durable import amigrate
-from seawall.durable.database.connections import TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import statements
 from seawall.durable.jobs import operations as steps
@@ -569,8 +569,8 @@ class Both:
         elif operation == "retry":
             assert await self.jobs.aretry(self.made.id) == self.model.retry(self.now)
         elif operation == "expire":
-            told = {"gone_for": GONE, "most": 5}
-            done = await self.world.database.arun(lambda: steps.sweeping("expire", told))
+            expiring = NamedQuery("jobs.expire", {"gone_for": GONE, "batch": 5})
+            done = await self.world.database.arun(expiring.alone)
             assert bool(done) == self.model.expire(self.now, GONE)
         elif self.claims:
             await self.tell(operation, self.claims[value % len(self.claims)])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import Final, Protocol
 
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.clock import current_clock
 from seawall.context import deadline_var
+from seawall.durable.database.connections import NamedQuery
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import Steps, sleep_async
 
@@ -20,20 +20,19 @@ LARGEST: Final = 100_000
 """Maximum rows of a batch."""
 
 
-def cleaning_steps(batch: int, within: float, *removals: Callable[[int], Steps[int]]) -> Steps[int]:
-    """Yield operations `removal(batch)`, which return the number of rows, for `within` seconds.
+def cleaning_steps(batch: int, within: float, *removals: NamedQuery) -> Steps[int]:
+    """Run removals of up to `batch` rows each for about `within` seconds; return how many are gone.
 
-    The removals run one after another: the next starts when one has found less than a batch.
-    Returns how many rows were removed.
+    They run one after another: the next starts when one has found less than a batch.
     """
     check.count("batch", batch, maximum=LARGEST)
     clock = current_clock()
     until = clock.now() + check.seconds("within", within)
     left, total = list(removals), 0
     while True:
-        removed: int = yield partial(left[0], batch)
-        total += removed
-        if removed < batch:
+        rows = yield left[0].of_batch(batch).alone
+        total += len(rows)
+        if len(rows) < batch:
             del left[0]
         if not left or clock.now() >= until:
             return total

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from seawall.durable.database.driver_errors import raise_if_missing
 from seawall.durable.database.statements import (
@@ -33,6 +33,10 @@ class NamedQuery(NamedTuple):
 
     which: str
     arguments: Arguments
+
+    def of_batch(self, batch: int) -> Self:
+        """Return the query with the argument `batch`: the maximum number of rows."""
+        return self._replace(arguments={**self.arguments, "batch": batch})
 
     def alone(self) -> Steps[Rows]:
         """Ask only this: an operation of one query, which returns its rows."""

@@ -102,7 +102,8 @@ class DatabaseLease:
                 f"{self._database!r} is awaited, and so are its leases: write `async with lease`,"
                 " or the name that begins with a, such as `await lease.aacquire()`"
             )
-        self._desk.refuse_own_thread()
+        if self._desk.background.thread is threading.current_thread():
+            raise RuntimeError(OWN_THREAD)
         return StoreQuestion(self, command, clock.now() + ANSWER + SLACK, self._add)
 
     def _add(self, asking: StoreQuestion) -> None:
@@ -165,17 +166,13 @@ class DatabaseLease:
         return working
 
     async def _execute(self, command: Command) -> LeaseGranted | Busy:
-        database = self._database
-
-        def steps() -> Steps[LeaseGranted | Busy]:
-            return _asked(self._name, command)
-
+        database, name = self._database, self._name
         if isinstance(database.source, Sqlite):
-            answer = await database.arun(steps)
+            answer = await database.arun(lambda: _asked(name, command))
         elif database.is_async:
-            answer = await database.guard.acall(_aonce, database, steps)
+            answer = await database.guard.acall(_aonce, database, name, command)
         else:
-            answer = await _in_thread(lambda: database.guard.call(_once, database, steps))
+            answer = await _in_thread(lambda: database.guard.call(_once, database, name, command))
         if isinstance(command, (Release, Withdraw)) and isinstance(answer, LeaseGranted):
             self._desk.ring(self._name)
         return answer
@@ -236,7 +233,7 @@ class LeaseDesk:
     def __init__(self, database: Database) -> None:
         """Use a background thread, unless the database is async."""
         self._is_async = database.is_async
-        self._background = Background(lambda: None, self._end, self.owner)
+        self.background = Background(lambda: None, self._end, self.owner)
         self._loop: asyncio.AbstractEventLoop | None = None
         """For an async database: the event loop that last used it."""
         self.held: set[LeaseHolding] = set()
@@ -248,17 +245,12 @@ class LeaseDesk:
     def start(self) -> asyncio.AbstractEventLoop:
         """Return the event loop in which the database is asked."""
         if not self._is_async:
-            return self._background.start()
+            return self.background.start()
         with suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
             raise StoreUnavailable("the event loop of the database has ended")
         return self._loop
-
-    def refuse_own_thread(self) -> None:
-        """Raise if called in the thread that would have to answer."""
-        if self._background.thread is threading.current_thread():
-            raise RuntimeError(OWN_THREAD)
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work()` as a task. Callable from any thread."""
@@ -279,7 +271,7 @@ class LeaseDesk:
     def every(self, seconds: float, job: Callable[[], Awaitable[None]]) -> PeriodicJob:
         """Run `job` every `seconds`."""
         if not self._is_async:
-            return self._background.every(seconds, job)
+            return self.background.every(seconds, job)
         handle = Handle(self, seconds, job)
         self._handles.add(handle)
         # An empty context: the deadline of the caller must not apply to renewals.
@@ -324,7 +316,7 @@ class LeaseDesk:
     def close(self) -> None:
         """End all holdings and release their leases; for an async database, in its loop, soon."""
         if not self._is_async:
-            self._background.stop()()
+            self.background.stop()()
             self.ring()
             return
         self.ring()
@@ -340,7 +332,7 @@ class LeaseDesk:
     def _after_fork(self) -> None:
         """Drop the thread, loop and tasks of the parent process."""
         _of_parent.append((self._tasks, self._handles, self._loop))
-        self._background.after_fork()
+        self.background.after_fork()
         self._loop = None
         self.held, self._tasks, self._handles, self._listeners = set(), set(), set(), {}
 
@@ -387,18 +379,14 @@ def _look(name: str) -> Steps[tuple[Busy, str] | None]:
     return Busy(token, left), holder
 
 
-async def _aonce(
-    database: Database, steps: Callable[[], Steps[LeaseGranted | Busy]]
-) -> LeaseGranted | Busy:
+async def _aonce(database: Database, name: str, command: Command) -> LeaseGranted | Busy:
     async with aautocommit(database) as raw:
-        return await database.connection(raw).arun(steps())
+        return await database.connection(raw).arun(_asked(name, command))
 
 
-def _once(
-    database: Database, steps: Callable[[], Steps[LeaseGranted | Busy]]
-) -> LeaseGranted | Busy:
+def _once(database: Database, name: str, command: Command) -> LeaseGranted | Busy:
     with autocommit(database) as raw:
-        return database.connection(raw).run(steps())
+        return database.connection(raw).run(_asked(name, command))
 
 
 async def _in_thread(work: Callable[[], LeaseGranted | Busy]) -> LeaseGranted | Busy:

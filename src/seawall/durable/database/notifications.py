@@ -50,6 +50,8 @@ class NotificationListener:
         return [] if task is None else [task]
 
     async def _forever(self, rng: Random) -> None:
+        import asyncio
+
         from seawall.runtime.driver import sleep_async
 
         delays = AGAIN.delays(rng.random)
@@ -65,7 +67,9 @@ class NotificationListener:
                     if self.is_listening:
                         delays = AGAIN.delays(rng.random)  # it worked: reconnect soon
                     self.is_listening = False
-                    await _closed(connection)
+                    with suppress(Exception):
+                        async with asyncio.timeout(CLOSING):
+                            await connection.close()
             except Exception as error:  # noqa: BLE001 - polling continues without it
                 logging.getLogger("seawall").warning(
                     "not listening on %r: %s", self._channel, type(error).__name__
@@ -94,11 +98,3 @@ class NotificationListener:
         """Look once: earlier notifications were missed."""
         self.is_listening = True
         self._heard()
-
-
-async def _closed(connection: Any) -> None:
-    import asyncio
-
-    with suppress(Exception):
-        async with asyncio.timeout(CLOSING):
-            await connection.close()

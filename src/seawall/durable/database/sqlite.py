@@ -226,9 +226,13 @@ class Sqlite:
             if self._connection is None:
                 self._connection = self.connect()
                 self._connection.set_authorizer(self._may)
-            self._commit(self._connection, batch)
+            while batch:
+                batch = self._together(self._connection, batch)
         except BaseException as error:  # noqa: BLE001 - passed on to the waiters
-            _fail(batch, error)
+            for _, done in batch:
+                # Without checking first whether it is done: a waiter may give up at that moment.
+                with suppress(InvalidStateError):
+                    done.set_exception(error)
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -250,10 +254,6 @@ class Sqlite:
                 self._changed.wait()
             together = min(len(self._todo), MOST_TOGETHER)
             return [self._todo.popleft() for _ in range(together)]
-
-    def _commit(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        while batch:
-            batch = self._together(connection, batch)
 
     def _together(self, connection: sqlite3.Connection, batch: Batch) -> Batch:
         """Run all in one transaction; or return those to repeat, without the one that undid it."""
@@ -312,13 +312,6 @@ def _after_fork_here() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here)
-
-
-def _fail(batch: Batch, error: BaseException) -> None:
-    for _, done in batch:
-        # Without checking first whether it is done: a waiter may give up at that very moment.
-        with suppress(InvalidStateError):
-            done.set_exception(error)
 
 
 def _for_waiter(error: BaseException) -> BaseException:

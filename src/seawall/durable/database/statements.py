@@ -79,10 +79,6 @@ class TableNames(_SchemaAndPrefix):
         own = quoted(self.prefix + name)
         return own if self.schema is None else f"{quoted(self.schema)}.{own}"
 
-    def index_name(self, name: str) -> str:
-        """Return the name of an index, without a schema: it is in the schema of its table."""
-        return quoted(self.prefix + name)
-
     def channel(self, name: str) -> str:
         """Return the NOTIFY channel by which processes with these tables announce changes."""
         channel = f"{self.schema or ''}.{self.prefix}{name}"
@@ -121,8 +117,8 @@ class _Filling(dict[str, str]):
         self._names = names
 
     def __missing__(self, word: str) -> str:
-        if word.startswith("index_"):
-            return self._names.index_name(word.removeprefix("index_"))
+        if word.startswith("index_"):  # without a schema: it is in the schema of its table
+            return quoted(self._names.prefix + word.removeprefix("index_"))
         return self._names.table(word)
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from seawall.clock import Clock
 from seawall.durable.database.database import Database, Operation
-from seawall.runtime.driver import Steps, adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
+from seawall.runtime.layers import Waiter
 
 
 class HasDatabase(Protocol):
@@ -30,30 +32,43 @@ S = TypeVar("S", bound=HasDatabase)
 T = TypeVar("T")
 
 
-class OnConnection:
+class OnConnection(NamedTuple):
     """A request of `twins`: an operation on the user's own connection.
 
     With `so_that`, it is part of the open transaction, and a connection without one is refused.
     """
 
-    def __init__(self, raw: Any, operation: Operation[Any], so_that: str | None = None) -> None:
-        """Run `operation` on `raw`."""
-        self._raw = raw
-        self._operation = operation
-        self._so_that = so_that
+    raw: Any
+    operation: Operation[Any]
+    so_that: str | None = None
 
     def run(self, database: Database) -> Any:
         """Run it."""
-        own, steps = database.connection(self._raw), self._operation()
-        return own.run(steps) if self._so_that is None else own.join(steps, self._so_that)
+        own, steps = database.connection(self.raw), self.operation()
+        return own.run(steps) if self.so_that is None else own.join(steps, self.so_that)
 
     async def arun(self, database: Database) -> Any:
         """Async twin of `run`. A blocking connection belongs to this thread, and is used here."""
-        own = database.connection(self._raw)
+        own = database.connection(self.raw)
         if not own.kind.is_async:
             return self.run(database)
-        steps = self._operation()
-        return await (own.arun(steps) if self._so_that is None else own.ajoin(steps, self._so_that))
+        steps = self.operation()
+        return await (own.arun(steps) if self.so_that is None else own.ajoin(steps, self.so_that))
+
+
+class Waiting(NamedTuple):
+    """A request of `twins`: wait until `waiter` is woken, or its time is over."""
+
+    waiter: Waiter
+    clock: Clock
+
+    def run(self, _database: Database) -> Any:
+        """Wait."""
+        return wait_sync(self.waiter, self.clock)
+
+    async def arun(self, _database: Database) -> Any:
+        """Async twin of `run`."""
+        return await wait_async(self.waiter, self.clock)
 
 
 Twins = tuple[Callable[Concatenate[S, P], T], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]

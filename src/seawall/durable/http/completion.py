@@ -221,7 +221,8 @@ class IdempotentRequest:
 def response_of(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
     """Return the handler's return value, and the response that the client gets; or raise."""
     back = answer
-    if isinstance(answer, Answer) or not _is_response(answer):
+    is_response = hasattr(answer, "status_code") and hasattr(answer, "raw_headers")
+    if isinstance(answer, Answer) or not is_response:
         if isinstance(answer, (Answer, Reply)):
             check_answer(Answer(*answer[:3]))
             status, headers, body = answer[0], list(answer[1]), bytes(answer[2])
@@ -242,10 +243,6 @@ def response_of(answer: object) -> tuple[Any, tuple[int, Headers, bytes]]:
         check_answer(Answer(status, headers, body))
     check_sendable(status, headers)
     return back, (status, headers, body)
-
-
-def _is_response(answer: object) -> bool:
-    return hasattr(answer, "status_code") and hasattr(answer, "raw_headers")
 
 
 def _json(answer: object) -> bytes:

@@ -208,15 +208,16 @@ class IdempotentRequests:
             )
         made = cls(_not_started, idempotency, **options)
         made._dispatch = dispatch_of(app)
-        app.add_middleware(made._around)
+
+        def around(inner: Callable[..., Awaitable[None]]) -> IdempotentRequests:
+            made.app = inner
+            return made
+
+        app.add_middleware(around)
         openapi = getattr(app, "openapi", None)
         if openapi is not None:
             app.openapi = describing(openapi, made._described)
         return made
-
-    def _around(self, app: Callable[..., Awaitable[None]]) -> Self:
-        self.app = app
-        return self
 
     def _described(self, schema: dict[str, Any]) -> None:
         """Add the key and the middleware's responses to the app's OpenAPI description."""

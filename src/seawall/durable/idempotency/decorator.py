@@ -1,8 +1,8 @@
 """Decorator that runs any function once for each key.
 
 The rules are one generator for both kinds of function. It yields calls of an `Idempotency` method
-(of its async twin in an event loop), or the call of the function. The outcome of the function is
-always stored completely, even if the caller is cancelled meanwhile.
+(of its async twin in an event loop), pauses in seconds, and the claim, to call the function. The
+outcome of the function is always stored completely, even if the caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -71,14 +71,6 @@ class _MethodCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class _FunctionCall(NamedTuple):
-    claim: KeyClaim
-
-
-class _Sleep(NamedTuple):
-    seconds: float
-
-
 class _Uninterrupted(NamedTuple):
     steps: Steps[Any]
     """Steps that must run to their end, even if the caller is cancelled."""
@@ -119,7 +111,8 @@ def idempotent_function(
                 check.plain_function(name, given)
         own = operation if operation is not None else _name_of(function)
         check_name("operation", own)
-        inside = _is_in_class(function)
+        around = getattr(function, "__qualname__", "").rpartition(".")[0]
+        inside = bool(around) and not around.endswith("<locals>")
         rules = FunctionRules(
             function, shape, inside, own, key, scope, fingerprint, wait, kept, codec
         )
@@ -136,21 +129,16 @@ def _name_of(function: Function) -> str:
         raise TypeError(f"{function!r} has no name: write operation='...'") from None
 
 
-def _is_in_class(function: Function) -> bool:
-    around = getattr(function, "__qualname__", "").rpartition(".")[0]
-    return bool(around) and not around.endswith("<locals>")
-
-
 def _wrapped(idempotency: Idempotency, rules: FunctionRules) -> Function:
     @wraps(rules.function)
     def call(*args: Any, **kwargs: Any) -> Any:
         def answer(asked: Any) -> Any:
             match asked:
-                case _FunctionCall(claim):
-                    with idempotency.keeping(claim):
+                case KeyClaim():
+                    with idempotency.keeping(asked):
                         return rules.function(*args, **kwargs)
-                case _Sleep(seconds):
-                    return idempotency.clock.sleep(seconds)
+                case float():
+                    return idempotency.clock.sleep(asked)
                 case _Uninterrupted(steps):
                     return drive(steps, answer)
                 case _MethodCall(method, given, options):
@@ -169,11 +157,11 @@ def _wrapped_async(idempotency: Idempotency, rules: FunctionRules) -> Function:
         async def answer(asked: Any) -> Any:
             nonlocal renewal
             match asked:
-                case _FunctionCall(claim):
-                    renewal = LeaseRenewal(idempotency.lease, lambda: idempotency.arenew(claim))
+                case KeyClaim():
+                    renewal = LeaseRenewal(idempotency.lease, lambda: idempotency.arenew(asked))
                     return await rules.function(*args, **kwargs)
-                case _Sleep(seconds):
-                    return await sleep_async(seconds)
+                case float():
+                    return await sleep_async(asked)
                 case _Uninterrupted(steps):
                     return await uninterrupted(settled(steps))
                 case _MethodCall(method, given, options):
@@ -205,7 +193,7 @@ def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         refuse(found, rules.operation, _ignored)  # already counted by `reserve`
     claim = found.claim
     try:
-        result = yield _FunctionCall(claim)
+        result = yield claim
     except GeneratorExit:
         raise  # nothing can be awaited any more: the lease expires
     except rules.keep as error:
@@ -221,7 +209,7 @@ def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         answer = _written(rules, result)
     except Exception:
-        if _is_not_begun(result):
+        if iscoroutine(result) and getcoroutinestate(result) == CORO_CREATED:
             result.close()
             with suppress(Exception):
                 yield _Uninterrupted(_give_up(claim))
@@ -249,10 +237,6 @@ def _message(error: Exception) -> str:
         return ""
 
 
-def _is_not_begun(result: Any) -> bool:
-    return iscoroutine(result) and getcoroutinestate(result) == CORO_CREATED
-
-
 def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
     """Complete the claim, with retries: completing twice has the effect of once."""
     asked = _MethodCall("complete", (claim, answer), {"failed": failed})
@@ -260,7 +244,7 @@ def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bo
         try:
             return bool((yield asked))
         except Exception:  # noqa: BLE001 - from any driver; the last one is raised
-            yield _Sleep(pause)
+            yield pause
     return bool((yield asked))
 
 

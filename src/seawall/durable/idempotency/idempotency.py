@@ -26,6 +26,7 @@ from seawall import registry
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database, without_deadline
 from seawall.durable.database.transaction_block import named
 from seawall.durable.database.twins import transaction_twins, twins
@@ -353,7 +354,7 @@ class Idempotency:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        gone = yield from cleaning_steps(batch, within, records.clean)
+        gone = yield from cleaning_steps(batch, within, NamedQuery("idempotency.clean", {}))
         self._count("cleaned", by=gone)
         return gone
 

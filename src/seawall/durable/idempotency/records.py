@@ -294,11 +294,6 @@ def read(wanted: KeyRequest) -> Steps[Any]:
     return decision(rows, wanted.fingerprint)
 
 
-def clean(batch: int) -> Steps[int]:
-    """Remove up to `batch` expired records; return how many were removed."""
-    return len((yield NamedQuery("idempotency.clean", {"batch": batch})))
-
-
 def _held(claim: KeyClaim) -> dict[str, Any]:
     said = claim._asdict()
     del said["taken_over"]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -44,6 +44,7 @@ from seawall.errors import (
 from seawall.models.durable_jobs import POLL_LEAST, POLL_MOST, poll_after, poll_of
 from seawall.models.idempotency import Headers
 from seawall.runtime.mutex import Mutex
+from seawall.web.asgi_types import Send
 from seawall.web.openapi import answer, describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem, problem_of
@@ -60,6 +61,7 @@ _PREFERENCE: Final = re.compile(
     r"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s\",;]*)))?[ \t]*"
 )
 _MOST_PREFERENCES: Final = 16
+MOMENTS: Final = ("created_at", "started_at", "ended_at", "expires_at")
 
 
 class JobsApi:
@@ -238,7 +240,8 @@ class JobsApi:
             return problem(410, "Gone", "What came out of this job is not kept any more.")
         except UnknownJob:
             self._count("not_found")
-            return not_found()
+            # The same bytes for a foreign job and for a missing one:
+            return problem(404, "Not found", "There is no such job.")
 
     async def _asked(self, incoming: Incoming, id_: str, owner: str, verb: str) -> Reply:
         job = await self.jobs.aget(id_, scope=owner)
@@ -382,9 +385,6 @@ async def _lifespan(receive: Any, send: Send) -> None:
             return
 
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
 class Prefer(NamedTuple):
     """The client's preferences (RFC 7240) that concern jobs."""
 
@@ -433,11 +433,6 @@ def _reply_of(found: Problem) -> Reply:
     )
 
 
-def not_found() -> Reply:
-    """Return the 404 for a foreign or missing job: the same bytes in both cases."""
-    return problem(404, "Not found", "There is no such job.")
-
-
 def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str, Any]:
     """Return the status document of a job."""
     answer: dict[str, Any] = {
@@ -448,10 +443,7 @@ def document(job: Job, url: str, *, inline: int, show_errors: bool) -> dict[str,
         "progress": job.progress,
         "message": job.message,
         "attempts": job.attempts,
-        "created_at": _moment(job.created_at),
-        "started_at": _moment(job.started_at),
-        "ended_at": _moment(job.ended_at),
-        "expires_at": _moment(job.expires_at),
+        **{name: _moment(getattr(job, name)) for name in MOMENTS},
     }
     if job.cancelling and not job.ended:
         answer["cancelling"] = True

@@ -28,7 +28,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database
-from seawall.durable.database.twins import OnConnection, transaction_twins, twins
+from seawall.durable.database.twins import OnConnection, Waiting, transaction_twins, twins
 from seawall.durable.jobs import operations as steps
 from seawall.durable.jobs.operations import MICRO, JobHeartbeat, OpenJobsLimit
 from seawall.durable.jobs.records import (
@@ -48,7 +48,7 @@ from seawall.jobs import Claim, WorkItem, WorkPage
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import page_request
 from seawall.models.durable_jobs import HEAD_START, LOST, LOWEST
-from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
 
 BATCH: Final = 500
@@ -203,34 +203,28 @@ class Jobs:
 
     cancel, acancel = twins(_cancel)
 
-    def join(self, id: str, *, scope: str, timeout: float | None = None) -> Job:  # noqa: A002
+    def _join(self, id: str, *, scope: str, timeout: float | None = None) -> Steps[Job]:  # noqa: A002
         """Wait until a job has ended, and return it; raise `TimedOut` after `timeout` seconds.
 
         The database is polled; no connection is held between the queries.
         """
+        left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
+        end = None if left is None else self.clock.now() + left
+        look = FIRST_LOOK
+        with Wakeup(self.wakeups, id) as bell:
+            while True:
+                bell.reset()
+                job: Job = yield lambda: steps.viewing(id, scope)
+                now = self.clock.now()
+                if job.ended:
+                    return job
+                if end is not None and now >= end:
+                    raise TimedOut(f"job {id} is {job.state}: it goes on", seconds=timeout)
+                bell.until = now + look if end is None else min(now + look, end)
+                look = min(look * 1.5, LAST_LOOK)
+                yield Waiting(bell, self.clock)
 
-        def answer(asked: Any) -> Any:
-            if isinstance(asked, Wakeup):
-                return wait_sync(asked, self.clock)
-            return self.database.run(asked)
-
-        return drive(self._waiting(id, scope, timeout), answer)
-
-    async def ajoin(
-        self,
-        id: str,  # noqa: A002
-        *,
-        scope: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - the job goes on
-    ) -> Job:
-        """Async twin of `join`."""
-
-        async def answer(asked: Any) -> Any:
-            if isinstance(asked, Wakeup):
-                return await wait_async(asked, self.clock)
-            return await self.database.arun(asked)
-
-        return await adrive(self._waiting(id, scope, timeout), answer)
+    join, ajoin = twins(_join)
 
     @property
     def channel(self) -> str:
@@ -297,12 +291,8 @@ class Jobs:
 
         It ends after about `within` seconds, finished or not.
         """
-        return cleaning_steps(
-            batch,
-            within,
-            lambda most: steps.sweeping("expire", {"gone_for": self._gone_for, "most": most}),
-            lambda most: steps.sweeping("forget", {"most": most}),
-        )
+        expiring = NamedQuery("jobs.expire", {"gone_for": self._gone_for})
+        return cleaning_steps(batch, within, expiring, NamedQuery("jobs.forget", {}))
 
     cleanup, acleanup = twins(_cleanup)
 
@@ -340,24 +330,6 @@ class Jobs:
     def _ring_end(self, id_: str) -> None:
         self.wakeups.ring(CANCELLED)  # its worker may be here
         self.wakeups.ring(id_)
-
-    def _waiting(self, id_: str, scope: str, timeout: float | None) -> Steps[Job]:
-        """Yield database operations and, between them, the bell to wait for."""
-        left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
-        end = None if left is None else self.clock.now() + left
-        look = FIRST_LOOK
-        with Wakeup(self.wakeups, id_) as bell:
-            while True:
-                bell.reset()
-                job: Job = yield lambda: steps.viewing(id_, scope)
-                now = self.clock.now()
-                if job.ended:
-                    return job
-                if end is not None and now >= end:
-                    raise TimedOut(f"job {id_} is {job.state}: it goes on", seconds=timeout)
-                bell.until = now + look if end is None else min(now + look, end)
-                look = min(look * 1.5, LAST_LOOK)
-                yield bell
 
     # For workers
 

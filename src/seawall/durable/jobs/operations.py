@@ -148,11 +148,6 @@ def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     return str(rows[0][0]) if rows else None
 
 
-def sweeping(which: str, arguments: dict[str, Any]) -> Steps[int]:
-    """Run one batch of a cleanup; return the number of rows."""
-    return len((yield NamedQuery(f"jobs.{which}", arguments)))
-
-
 # For operators
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 from json import dumps
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from seawall._failures import report_of, split_report
 from seawall._redaction import safe_text
@@ -81,10 +81,8 @@ class Job(NamedTuple):
 
 def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     """Return the job of a row; raise if the row is invalid."""
-    *columns, _fingerprint, now = row
-    (id_, scope, kind, state, priority, attempts, most, cancelling) = columns[:8]
-    (progress, message, body, content_type, error, created, started, ended, expires) = columns[8:17]
-    due = columns[17]
+    (id_, scope, kind, state, priority, attempts, most, cancelling, progress, message, *rest) = row
+    (body, content_type, error, created, started, ended, expires, due, _fingerprint, now) = rest
     texts = (id_, scope, kind, state, message, error)
     numbers = (priority, attempts, most, cancelling, created, due, now)
     moments = (started, ended, expires)
@@ -99,28 +97,15 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     ):
         raise RecordGarbled("what is stored of a job cannot be read")
     error, trace = split_report(error)
-    return Job(
-        id_,
-        scope,
-        kind,
-        cast("State", "expired" if expires is not None and expires <= now else state),
-        priority,
-        attempts,
-        most,
-        bool(cancelling),
-        min(max(float(progress), 0.0), 1.0),
-        message,
-        None if body is None else bytes(body),
-        content_type,
-        error,
-        created / 1e6,
-        None if started is None else started / 1e6,
-        None if ended is None else ended / 1e6,
-        None if expires is None else expires / 1e6,
-        due / 1e6,
-        max(0.0, (now - created) / 1e6),
-        is_new,
-        trace,
+    expired = expires is not None and expires <= now
+    seconds = (None if moment is None else moment / 1e6 for moment in (created, *moments, due))
+    share = min(max(float(progress), 0.0), 1.0)
+    return Job._make(
+        [
+            *(id_, scope, kind, "expired" if expired else state, priority, attempts, most),
+            *(bool(cancelling), share, message, None if body is None else bytes(body)),
+            *(content_type, error, *seconds, max(0.0, (now - created) / 1e6), is_new, trace),
+        ]
     )
 
 

@@ -225,11 +225,10 @@ class JobWorker(WorkerLoop[DurableJobRun]):
         claims = await self.jobs.aclaim(list(self.functions), free, owner=self.owner)
         if claims:
             self._next_poll = self._poll[0]
-        return [self._running(claim) for claim in claims]
-
-    def _running(self, claim: Claim) -> DurableJobRun:
-        in_thread = kind_of(self.functions[claim.kind]) == "sync"
-        return DurableJobRun(claim, in_thread=in_thread)
+        return [
+            DurableJobRun(claim, in_thread=kind_of(self.functions[claim.kind]) == "sync")
+            for claim in claims
+        ]
 
     async def _pause(self, claimed: int) -> None:
         least, most = self._poll

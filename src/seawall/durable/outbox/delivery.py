@@ -227,8 +227,11 @@ class SinkDelivery:
                 return
             try:
                 said = await self._ask([event] if self.batched else event, progress)
-                if said is not None and not self.batched:
-                    _refuse_what_has_not_run(said)
+                if not self.batched and (isgenerator(said) or isasyncgen(said)):
+                    raise TypeError(  # noqa: TRY301 - its body has not run: the event has failed
+                        f"the sink returned {said!r}, which nobody iterates over: deliver before"
+                        " returning"
+                    )
                 failed = self.batched and _failed(said, [event])
             except (Exception, CancelledError) as error:  # noqa: BLE001 - stored
                 _raise_if_cut_short(error)
@@ -345,14 +348,6 @@ class SinkCall:
     def _wake(self, _task: object = None) -> None:
         if not self._over.done():
             self._over.set_result(None)
-
-
-def _refuse_what_has_not_run(said: object) -> None:
-    """Raise if a sink for single events returned a generator: its body has not run."""
-    if isgenerator(said) or isasyncgen(said):
-        raise TypeError(
-            f"the sink returned {said!r}, which nobody iterates over: deliver before returning"
-        )
 
 
 def _raise_if_cut_short(error: BaseException) -> None:

@@ -16,22 +16,15 @@ from seawall.runtime.driver import Steps
 
 
 class ClaimedAggregate(NamedTuple):
-    """A claimed aggregate with its next events."""
+    """A claimed aggregate with its next events, once they are fetched."""
 
     lane: int
     epoch: int
     attempts: int
     """Number of failed attempts of the first event."""
+    tail: int
+    """On SQLite: the sequence number up to which events are fetched."""
     events: list[OutboxEvent]
-
-
-class AggregateClaim(NamedTuple):
-    """A claim; on SQLite with the sequence number up to which events are fetched."""
-
-    lane: int
-    epoch: int
-    attempts: int
-    tail: int = 0
 
 
 class ClaimedBatch(NamedTuple):
@@ -115,7 +108,11 @@ def claiming(
         yield NamedQuery("outbox.by_index", {})
         rows = yield NamedQuery("outbox.claim", {**given, "owner": owner, "lease": lease})
         looked, furthest = rows[0][:2]
-        taken = [AggregateClaim(*row[2:]) for row in rows if row[2] is not None]
+        taken = [
+            ClaimedAggregate(lane, epoch, failed, 0, [])
+            for _, _, lane, epoch, failed in rows
+            if lane is not None
+        ]
         each = batch if not far else max(1, batch // max(1, len(taken)))
     else:
         rows = yield NamedQuery("outbox.look", given)
@@ -129,26 +126,33 @@ def claiming(
             got = yield NamedQuery("outbox.claim", asked)
         # There is no other writer meanwhile: every free one can be claimed.
         ends = {lane: head + each - 1 if far else tail for lane, (head, tail) in free.items()}
-        taken = [AggregateClaim(lane, epoch, failed, ends[lane]) for lane, epoch, failed in got]
-    found = yield from fetching(dialect, outbox, taken, each, batch, largest)
-    used = [lane.lane for lane in found if lane.events]
-    if used and len(used) < len(found):
+        taken = [
+            ClaimedAggregate(lane, epoch, failed, ends[lane], []) for lane, epoch, failed in got
+        ]
+    taken.sort()
+    yield from fetching(dialect, outbox, taken, each, batch, largest)
+    used = [one.lane for one in taken if one.events]
+    if used and len(used) < len(taken):
         # The batch was full before all aggregates had a turn: continue with the rest.
-        return ClaimedBatch(found, used[-1], ended=False)
+        return ClaimedBatch(taken, used[-1], ended=False)
     ended = (looked or 0) < batch
-    return ClaimedBatch(found, 0 if ended else furthest, ended=ended)
+    return ClaimedBatch(taken, 0 if ended else furthest, ended=ended)
 
 
 def fetching(
-    dialect: Dialect, outbox: str, taken: list[AggregateClaim], each: int, batch: int, largest: int
-) -> Steps[list[ClaimedAggregate]]:
-    """Return the claimed aggregates with events: `each` per aggregate, `batch` in all.
+    dialect: Dialect,
+    outbox: str,
+    taken: list[ClaimedAggregate],
+    each: int,
+    batch: int,
+    largest: int,
+) -> Steps[None]:
+    """Fetch the events of claimed aggregates: `each` per aggregate, `batch` in all.
 
     Fewer if their payloads exceed `largest` bytes together, but at least one.
     """
     if not taken:
-        return []
-    taken.sort()
+        return
     arguments: dict[str, Any] = {"outbox": outbox, "bytes": largest}
     if dialect == "postgres":
         lanes = ",".join(str(one.lane) for one in taken)
@@ -156,11 +160,10 @@ def fetching(
     else:
         arguments["marks"] = ",".join(f"[{one.lane},{one.tail}]" for one in taken)
     rows = yield NamedQuery("outbox.fetch", arguments)
-    found = {one.lane: ClaimedAggregate(one.lane, one.epoch, one.attempts, []) for one in taken}
+    found = {one.lane: one for one in taken}
     for lane, sequence, number, aggregate, aggregate_id, *rest in rows:
         event = event_of((number, aggregate, aggregate_id, sequence, *rest))
         found[lane].events.append(event)
-    return list(found.values())
 
 
 def renewing(

@@ -14,7 +14,6 @@ A `Dispatcher` delivers the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
 from weakref import WeakSet
@@ -42,8 +41,8 @@ from seawall.durable.outbox.events import (
     text,
 )
 from seawall.durable.outbox.operations import (
-    AggregateClaim,
     AggregateOutcome,
+    ClaimedAggregate,
     adding,
     fetching,
     settling,
@@ -315,7 +314,7 @@ class Outbox:
         elif state == "waiting":
             arguments["id"] = int(asked.id or 0)
         rows = yield NamedQuery(f"outbox.browse_{state}", arguments)
-        return page_of(rows, asked.limit, _waiting_item if state == "waiting" else _item)
+        return page_of(rows, asked.limit, _item)
 
     browse, abrowse = transaction_twins(_browse)
 
@@ -407,8 +406,8 @@ class Outbox:
         rows = yield NamedQuery("outbox.hold_blocked", {**where, "owner": owner})
         for number, epoch, attempts, error in rows:
             head = yield NamedQuery("outbox.head", {"outbox": self.name, "lane": number})
-            taken = [AggregateClaim(number, epoch, attempts, head[0][0] or 0)]
-            (lane,) = yield from fetching(dialect, self.name, taken, 1, 1, 0)
+            lane = ClaimedAggregate(number, epoch, attempts, head[0][0] or 0, [])
+            yield from fetching(dialect, self.name, [lane], 1, 1, 0)
             action = "skip" if lane.events else "done"
             ended = AggregateOutcome(lane, 0, action, attempts, 0, error or "")
             yield from settling(dialect, self.name, owner, [ended], keep=False)
@@ -435,20 +434,20 @@ class Outbox:
 
     cleanup, acleanup = twins(_cleanup)
 
-    def _to_clean(self, keep: float, keep_dead: float) -> list[Callable[[int], Steps[int]]]:
+    def _to_clean(self, keep: float, keep_dead: float) -> list[NamedQuery]:
         ages = {
             False: check.seconds("keep", keep, zero=True),
             True: check.seconds("keep_dead", keep_dead, zero=True),
         }
         return [
-            partial(self._removing, "clean", {"dead": dead, "age": round(age * 1e6)})
+            NamedQuery("outbox.clean", {"outbox": self.name, "dead": dead, "age": round(age * 1e6)})
             for dead, age in ages.items()
         ]
 
     async def _aclean_some(self, *, keep: float) -> bool:
         """Delete one batch; return whether there may be more. For callers with other work to do."""
-        removals = self._to_clean(keep, KEEP_DEAD)
-        deleted = [await self.database.arun(partial(one, CLEAN_AT_ONCE)) for one in removals]
+        removals = [one.of_batch(CLEAN_AT_ONCE) for one in self._to_clean(keep, KEEP_DEAD)]
+        deleted = [len(await self.database.arun(one.alone)) for one in removals]
         return max(deleted) >= CLEAN_AT_ONCE
 
     def _forget(
@@ -461,13 +460,10 @@ class Outbox:
         in batches for about `within` seconds, as `cleanup` does.
         """
         age = round(check.seconds("idle", idle) * 1e6)
-        return cleaning_steps(batch, within, partial(self._removing, "forget", {"age": age}))
+        forgetting = NamedQuery("outbox.forget", {"outbox": self.name, "age": age})
+        return cleaning_steps(batch, within, forgetting)
 
     forget, aforget = twins(_forget)
-
-    def _removing(self, what: str, asked: dict[str, Any], batch: int) -> Steps[int]:
-        rows = yield NamedQuery(f"outbox.{what}", {**asked, "outbox": self.name, "most": batch})
-        return len(rows)
 
     # Statistics
 
@@ -494,13 +490,10 @@ def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:
     return found
 
 
-def _waiting_item(row: tuple[Any, ...]) -> WorkItem:
-    return _item(row[1:])  # its position has two columns
-
-
 def _item(row: tuple[Any, ...]) -> WorkItem:
-    _, id_, state, kind, aggregate, aggregate_id, attempts, error, created, ended = row[:10]
-    size, payload, _, now = row[10:]
+    # Before these is its position, of one column or two.
+    id_, state, kind, aggregate, aggregate_id, attempts, error, *rest = row[-13:]
+    created, ended, size, payload, _, now = rest
     error, trace = split_report(error or "")
     return WorkItem(
         id_,

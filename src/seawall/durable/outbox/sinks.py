@@ -42,6 +42,9 @@ _OWN: Final = frozenset(
         "cookie",
     }
 )
+_BYTES: Final = "application/octet-stream"
+_JSON: Final = (b"{", b"[", b'"')
+"""How a payload of JSON may start."""
 _WAIT: Final = frozenset({429, 503})
 _BUSY: Final = frozenset({408, 425, 429})
 """Statuses that, like 5xx, describe the receiver's state; other errors concern the event."""
@@ -121,7 +124,7 @@ class Webhook:
 
     def _headers(self, event: OutboxEvent) -> dict[str, str]:
         own = {
-            "Content-Type": "application/json" if _is_json(event.payload) else _BYTES,
+            "Content-Type": "application/json" if event.payload.startswith(_JSON) else _BYTES,
             "Idempotency-Key": f'"{event.id}"',
             **_event_headers(event),
         }
@@ -227,9 +230,6 @@ class JetStream:
         await self._context.publish(subject, event.payload, headers=headers)
 
 
-_BYTES: Final = "application/octet-stream"
-
-
 async def _read(response: Any) -> None:
     """Read a response to its end, so that the connection can be reused.
 
@@ -277,7 +277,3 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _ascii(value: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in value).strip()
-
-
-def _is_json(payload: bytes) -> bool:
-    return payload[:1] in b'{["' and payload[:1] != b""

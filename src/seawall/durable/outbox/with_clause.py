@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from seawall.durable.database.statements import quoted
@@ -75,21 +75,26 @@ def write(
     if len(events) > MOST_TOGETHER:
         raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
     arguments["outbox_name"] = outbox
-    if len(events) == 1:
-        aggregate, whose, shaped = _put(arguments, 0, events[0], max_payload)
-        return _written((_aggregate(arguments, 0, aggregate, whose, (shaped,)),), source)
     groups: dict[tuple[str, str | FromRow], list[_EventShape]] = {}
     for number, event in enumerate(events):
         aggregate, whose, shaped = _put(arguments, number, event, max_payload)
         groups.setdefault((aggregate, whose), []).append(shaped)
     # Always in the same order: concurrent transactions on the same aggregates wait instead of
     # deadlocking.
-    shape = tuple(
-        _aggregate(arguments, n, *named, tuple(group))
-        for n, (named, group) in enumerate(sorted(groups.items(), key=_by_name))
-    )
+    shape = []
+    for n, ((aggregate, whose), group) in enumerate(sorted(groups.items(), key=_name_of)):
+        arguments[f"outbox_aggregate_{n}"] = aggregate
+        column = whose if isinstance(whose, FromRow) else None
+        if column is None:
+            arguments[f"outbox_of_{n}"] = whose
+        shape.append((column, tuple(group)))
     kept = len(events) <= MOST_REMEMBERED
-    return _written(shape, source) if kept else _written.__wrapped__(shape, source)
+    written = _written if kept else _written.__wrapped__
+    return written(tuple(shape), source)
+
+
+def _name_of(group: tuple[tuple[str, str | FromRow], object]) -> str:
+    return str(group[0])
 
 
 def _put(
@@ -101,51 +106,16 @@ def _put(
     aggregate, whose, type_, payload, headers = event
     if not isinstance(whose, FromRow):
         whose = text("aggregate_id", whose)
-    id_name, type_name, headers_name, payload_name = _names(number)
-    arguments[id_name] = new_id()
-    arguments[type_name] = text("event_type", type_)
+    arguments[f"outbox_id_{number}"] = new_id()
+    arguments[f"outbox_type_{number}"] = text("event_type", type_)
     if headers:
-        arguments[headers_name] = headers_text(headers)
+        arguments[f"outbox_headers_{number}"] = headers_text(headers)
     column = None
     if isinstance(payload, FromRow):
         column = payload
     else:
-        arguments[payload_name] = payload_bytes(payload, max_payload)
-    return text("aggregate", aggregate), whose, _shape(number, column, bool(headers))
-
-
-_shape: Final = lru_cache(maxsize=1024)(_EventShape)
-
-
-def _aggregate(
-    arguments: dict[str, Any],
-    number: int,
-    aggregate: str,
-    whose: str | FromRow,
-    events: tuple[_EventShape, ...],
-) -> tuple[FromRow | None, tuple[_EventShape, ...]]:
-    """Add an aggregate's values to `arguments`; return its shape."""
-    aggregate_name, whose_name = _aggregate_names(number)
-    arguments[aggregate_name] = aggregate
-    if isinstance(whose, FromRow):
-        return whose, events
-    arguments[whose_name] = whose
-    return None, events
-
-
-@cache
-def _names(own: int) -> tuple[str, str, str, str]:
-    return tuple(f"outbox_{what}_{own}" for what in ("id", "type", "headers", "payload"))  # type: ignore[return-value]
-
-
-@cache
-def _aggregate_names(n: int) -> tuple[str, str]:
-    return f"outbox_aggregate_{n}", f"outbox_of_{n}"
-
-
-def _by_name(item: tuple[tuple[str, str | FromRow], Any]) -> tuple[str, str]:
-    (aggregate, whose), _ = item
-    return aggregate, str(whose)
+        arguments[f"outbox_payload_{number}"] = payload_bytes(payload, max_payload)
+    return text("aggregate", aggregate), whose, _EventShape(number, column, bool(headers))
 
 
 @lru_cache(maxsize=256)

@@ -64,7 +64,7 @@ UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', result =
     result_type = NULL, error = '', message = '', expires_at = {now} + CAST(:gone_for AS bigint)
 WHERE id IN (
     SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state <> 'expired'
-    ORDER BY expires_at LIMIT CAST(:most AS bigint)
+    ORDER BY expires_at LIMIT CAST(:batch AS bigint)
     FOR UPDATE SKIP LOCKED
 )
 RETURNING id;
@@ -73,7 +73,7 @@ RETURNING id;
 DELETE FROM {jobs}
 WHERE id IN (
     SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state = 'expired'
-    ORDER BY expires_at LIMIT CAST(:most AS bigint)
+    ORDER BY expires_at LIMIT CAST(:batch AS bigint)
     FOR UPDATE SKIP LOCKED
 )
 RETURNING id;

@@ -320,7 +320,7 @@ WHERE ctid = ANY(ARRAY(
     SELECT ctid
     FROM {outbox_ended}
     WHERE outbox = :outbox AND dead = CAST(:dead AS boolean) AND ended_at <= (SELECT {now}) - CAST(:age AS bigint)
-    LIMIT CAST(:most AS bigint)
+    LIMIT CAST(:batch AS bigint)
     FOR UPDATE SKIP LOCKED
 ))
 RETURNING 1
@@ -334,7 +334,7 @@ WHERE ctid = ANY(ARRAY(
     WHERE
         s.outbox = :outbox AND s.touched_at <= (SELECT {now}) - CAST(:age AS bigint)
         AND NOT EXISTS (SELECT 1 FROM {outbox} AS e WHERE e.outbox = s.outbox AND e.lane = s.lane)
-    LIMIT CAST(:most AS bigint)
+    LIMIT CAST(:batch AS bigint)
     FOR UPDATE OF s SKIP LOCKED
 ))
 RETURNING 1

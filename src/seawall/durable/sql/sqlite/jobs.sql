@@ -65,7 +65,7 @@ UPDATE {jobs} SET state = 'expired', key_hash = NULL, payload = 'null', result =
     result_type = NULL, error = '', message = '', expires_at = {now} + CAST(:gone_for AS integer)
 WHERE id IN (
     SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state <> 'expired'
-    ORDER BY expires_at LIMIT CAST(:most AS integer)
+    ORDER BY expires_at LIMIT CAST(:batch AS integer)
 )
 RETURNING id;
 
@@ -73,6 +73,6 @@ RETURNING id;
 DELETE FROM {jobs}
 WHERE id IN (
     SELECT id FROM {jobs} WHERE expires_at <= (SELECT {now}) AND state = 'expired'
-    ORDER BY expires_at LIMIT CAST(:most AS integer)
+    ORDER BY expires_at LIMIT CAST(:batch AS integer)
 )
 RETURNING id;

@@ -165,7 +165,7 @@ WHERE rowid IN (
     SELECT rowid
     FROM {outbox_ended}
     WHERE outbox = :outbox AND dead = :dead AND ended_at <= {now} - :age
-    LIMIT :most
+    LIMIT :batch
 )
 RETURNING 1
 
@@ -177,6 +177,6 @@ WHERE lane IN (
     WHERE
         s.outbox = :outbox AND s.touched_at <= {now} - :age
         AND NOT EXISTS (SELECT 1 FROM {outbox} AS e WHERE e.outbox = s.outbox AND e.lane = s.lane)
-    LIMIT :most
+    LIMIT :batch
 )
 RETURNING 1
