@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import CircuitOpen
-from seawall.durable.http.exchange import RecordedExchange
+from seawall.durable.http.request import RecordedExchange
 from seawall.errors import LeaseLost
 from seawall.models.idempotency import Answer as Stored
 from seawall.testing import run_virtual

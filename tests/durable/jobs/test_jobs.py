@@ -561,7 +561,7 @@ class Both:
         elif operation == "cancel":
             try:
                 _, effect = await self.world.database.arun(
-                    self.jobs._cancelling(self.made.id, "acme")
+                    lambda: steps.cancelling(self.made.id, "acme", self.jobs._ttl)
                 )
             except JobExpired:
                 effect = False

@@ -8,7 +8,7 @@ middle of a transaction, and behind a pooler that gives it to another client aft
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -147,11 +147,13 @@ def kind_of(raw: Any) -> ConnectionKind:
 
 @lru_cache(maxsize=64)
 def _kind_of(given: Any) -> ConnectionKind | None:
-    for owner in given.__mro__:
-        kind = _KINDS.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
-        if kind is not None:
-            return kind
-    return None
+    return known_class(_KINDS, given)
+
+
+def known_class(kinds: Mapping[str, T], given: type) -> T | None:
+    """Return what `kinds` has for a class or one of its bases, by "package.Name"."""
+    names = (f"{owner.__module__.partition('.')[0]}.{owner.__name__}" for owner in given.__mro__)
+    return next((kinds[name] for name in names if name in kinds), None)
 
 
 def dialect_of(library: str, raw: Any) -> Dialect:

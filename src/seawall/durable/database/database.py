@@ -26,7 +26,7 @@ from seawall import _checks as check
 from seawall import registry
 from seawall.clock import Clock
 from seawall.context import deadline_var, reset
-from seawall.durable.database.connections import Connection, connection_of, dialect_of
+from seawall.durable.database.connections import Connection, connection_of, dialect_of, known_class
 from seawall.durable.database.django import DjangoAlias, autocommitting, in_own_thread
 from seawall.durable.database.django import begin as begin_django
 from seawall.durable.database.driver_errors import is_conflict
@@ -249,15 +249,13 @@ _SOURCES: Final[dict[str, ConnectionSource]] = {
 
 
 def _source_of(raw: Any) -> tuple[ConnectionSource, Dialect]:
-    for owner in type(raw).__mro__:
-        kind = _SOURCES.get(f"{owner.__module__.partition('.')[0]}.{owner.__name__}")
-        if kind is not None:
-            own = raw.connection if kind.name == "Django" else raw
-            return kind, dialect_of(kind.name, own)
-    raise TypeError(
-        f"{raw!r} gives no connections that are known: pass an asyncpg pool, a psycopg_pool pool, a"
-        " SQLAlchemy engine, DjangoAlias('default'), or Sqlite('orders.db')"
-    )
+    kind = known_class(_SOURCES, type(raw))
+    if kind is None:
+        raise TypeError(
+            f"{raw!r} gives no connections that are known: pass an asyncpg pool, a psycopg_pool"
+            " pool, a SQLAlchemy engine, DjangoAlias('default'), or Sqlite('orders.db')"
+        )
+    return kind, dialect_of(kind.name, raw.connection if kind.name == "Django" else raw)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from seawall.durable.database.connections import Connection, still_open
 from seawall.durable.http.responses import Reply, check_sendable, recorded
@@ -52,6 +52,14 @@ class AnyResponse(Protocol):
         ...
 
 
+class EventsOfAnswer(TypedDict, total=False):
+    """The options of `IdempotentRequest.complete`."""
+
+    outbox: Outbox | None
+    events: Iterable[Any]
+    notify: bool
+
+
 R = TypeVar("R", bound=AnyResponse)
 
 
@@ -84,26 +92,10 @@ class IdempotentRequest:
         return {**self._name._asdict(), "operation": f"{self.operation} > {name}"}
 
     @overload
-    def complete(
-        self,
-        conn: Any,
-        answer: R,
-        *,
-        outbox: Outbox | None = None,
-        events: Iterable[Any] = (),
-        notify: bool = False,
-    ) -> R: ...
+    def complete(self, conn: Any, answer: R, **events: Unpack[EventsOfAnswer]) -> R: ...
 
     @overload
-    def complete(
-        self,
-        conn: Any,
-        answer: object,
-        *,
-        outbox: Outbox | None = None,
-        events: Iterable[Any] = (),
-        notify: bool = False,
-    ) -> Reply: ...
+    def complete(self, conn: Any, answer: object, **events: Unpack[EventsOfAnswer]) -> Reply: ...
 
     def complete(
         self,
@@ -131,25 +123,11 @@ class IdempotentRequest:
         return back
 
     @overload
-    async def acomplete(
-        self,
-        conn: Any,
-        answer: R,
-        *,
-        outbox: Outbox | None = None,
-        events: Iterable[Any] = (),
-        notify: bool = False,
-    ) -> R: ...
+    async def acomplete(self, conn: Any, answer: R, **events: Unpack[EventsOfAnswer]) -> R: ...
 
     @overload
     async def acomplete(
-        self,
-        conn: Any,
-        answer: object,
-        *,
-        outbox: Outbox | None = None,
-        events: Iterable[Any] = (),
-        notify: bool = False,
+        self, conn: Any, answer: object, **events: Unpack[EventsOfAnswer]
     ) -> Reply: ...
 
     async def acomplete(

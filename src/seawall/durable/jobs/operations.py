@@ -232,7 +232,7 @@ class OpenJobsLimit:
     def __init__(self, name: str, most: int | None, clock: Clock) -> None:
         """Allow `most` jobs; None means no limit."""
         self._name = name
-        self._most = most
+        self.most = most
         self._clock = clock
         self._after_fork()
         survives_fork(self)
@@ -242,14 +242,9 @@ class OpenJobsLimit:
         self._left = 0
         self._counted_at = float("-inf")
 
-    @property
-    def most(self) -> int:
-        """The limit, which bounds the count; 0 without a limit."""
-        return self._most or 0
-
     def wants_a_look(self) -> bool:
         """Return whether the jobs should be counted now."""
-        if self._most is None:
+        if self.most is None:
             return False
         with self._mutex:
             # While there is no room, count once per second.
@@ -259,13 +254,13 @@ class OpenJobsLimit:
     def found(self, there: int) -> None:
         """Note how many jobs there are."""
         with self._mutex:
-            free = self.most - there
+            free = self.most - there if self.most is not None else 0
             self._left = max(1, free // SHARE) if free > 0 else -1
             self._counted_at = self._clock.now()
 
     def take(self) -> bool:
         """Take a place; return False if there is none."""
-        if self._most is None:
+        if self.most is None:
             return True
         with self._mutex:
             if self._left <= 0:
@@ -276,7 +271,7 @@ class OpenJobsLimit:
     def refusal(self) -> QueueFull:
         """Return the exception for a full table."""
         return QueueFull(
-            f"jobs {self._name!r}: {self._most} have not ended, and no more are allowed",
+            f"jobs {self._name!r}: {self.most} have not ended, and no more are allowed",
             retry_after=EVERY,
             guard=self._name,
             policy="jobs",

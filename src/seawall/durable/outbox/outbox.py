@@ -24,7 +24,7 @@ from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
-from seawall.durable.database.connections import NamedQuery, TextQuery
+from seawall.durable.database.connections import NamedQuery, TextQuery, require_transaction
 from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.statements import Dialect, containing
 from seawall.durable.database.twins import transaction_twins, twins
@@ -47,7 +47,7 @@ from seawall.durable.outbox.operations import (
     fetching,
     settling,
 )
-from seawall.durable.outbox.with_clause import EventMembers, members
+from seawall.durable.outbox.with_clause import EventMembers, write
 from seawall.jobs import WorkItem, WorkPage
 from seawall.jobs.work_list import BEYOND, OPENED, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
@@ -169,9 +169,11 @@ class Outbox:
         """Run `adding` in the transaction of the user's connection, or return an awaitable."""
         connection = self.database.connection(raw)
         steps = adding(connection.dialect, added, notify=check.flag("notify", notify))
-        if awaited or connection.kind.is_async:
-            return connection.ajoin(steps, TOGETHER)
-        return connection.join(steps, TOGETHER)
+        if connection.kind.is_async:
+            require_transaction(connection, TOGETHER)  # raise here, even if it is never awaited
+        elif not awaited:
+            return connection.join(steps, TOGETHER)
+        return connection.ajoin(steps, TOGETHER)
 
     def _adding(
         self, dialect: Dialect, event: NewEvent, *, notify: bool, id_: str | None = None
@@ -238,7 +240,9 @@ class Outbox:
         if there is such a row, and an event's `aggregate_id` or `payload` may be a column of it, as
         `FromRow("id")`.
         """
-        return members(self.name, _listed(events), source, self.max_payload)
+        arguments: dict[str, Any] = {}
+        written = write(arguments, self.name, _listed(events), source, self.max_payload)
+        return EventMembers(written, arguments)
 
     # Waking dispatchers
 

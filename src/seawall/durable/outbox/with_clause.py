@@ -56,14 +56,6 @@ Shape = tuple[tuple[FromRow | None, tuple[_EventShape, ...]], ...]
 """For each aggregate: the column of its id (None for a parameter), and its events."""
 
 
-def members(
-    outbox: str, events: list[NewEvent], source: str | None, max_payload: int
-) -> EventMembers:
-    """Return the members; one update of the counter serves all events of an aggregate."""
-    arguments: dict[str, Any] = {}
-    return EventMembers(write(arguments, outbox, events, source, max_payload), arguments)
-
-
 def write(
     arguments: dict[str, Any],
     outbox: str,
@@ -71,7 +63,10 @@ def write(
     source: str | None,
     max_payload: int,
 ) -> str:
-    """Return the text of the members, and add their values to `arguments`."""
+    """Return the text of the members, and add their values to `arguments`.
+
+    One update of the counter serves all events of an aggregate.
+    """
     if len(events) > MOST_TOGETHER:
         raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
     arguments["outbox_name"] = outbox
