@@ -186,9 +186,7 @@ class IdempotentRequests:
         self.clean_every = (
             None if clean_every is None else check.seconds("clean_every", clean_every)
         )
-        if trust is not None and not isinstance(trust, Trust):
-            raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
-        self._trust = trust or Trust()
+        self._trust = checked_trust(trust)
         self._counts = dict.fromkeys(_COUNTS, 0)
         registry.enter(self, "idempotent_requests", idempotency.name)
         self._mutex = Mutex()
@@ -263,7 +261,7 @@ class IdempotentRequests:
         if template == OTHER or refused:  # the app itself responds with 404 or 405
             await self.app(scope, receive, send)
             return
-        incoming = self._incoming(scope)
+        incoming = incoming_of(scope, self._trust)
         if _HEADER not in incoming.named and not self.required:
             await self.app(scope, receive, send)
             return
@@ -297,13 +295,6 @@ class IdempotentRequests:
         async with stack:
             await stack.enter_async_context(cleaning(self.idempotency, every=self.clean_every))
             await self.app(scope, heard, send)
-
-    def _incoming(self, scope: Scope) -> Incoming:
-        """Return the request in its current state, with the trust settings of the edge outside."""
-        seen = scope.get(INCOMING)
-        # Not the `Incoming` of the edge: an authentication layer in between may have changed the
-        # scope or the headers. A header from outside must not count as authenticated.
-        return Incoming(scope, seen.trust if isinstance(seen, Incoming) else self._trust)
 
     def _name(self, incoming: Incoming, operation: str) -> RequestName | Problem:
         """Return the identity of the request, or the problem to respond with."""
@@ -368,6 +359,23 @@ def _meaning(incoming: Incoming, body: bytes) -> bytes:
         return body
     canonical = canonical_document(body)
     return body if canonical is None else canonical
+
+
+def checked_trust(trust: Trust | None) -> Trust:
+    """Return whom to believe, nobody by default; or raise."""
+    if trust is not None and not isinstance(trust, Trust):
+        raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
+    return trust or Trust()
+
+
+def incoming_of(scope: Scope, trust: Trust) -> Incoming:
+    """Return the request in its current state, with the trust settings of the edge outside.
+
+    Not the `Incoming` of the edge: an authentication layer in between may have changed the scope or
+    the headers. A header from outside must not count as authenticated.
+    """
+    seen = scope.get(INCOMING)
+    return Incoming(scope, seen.trust if isinstance(seen, Incoming) else trust)
 
 
 def scope_text(said: object) -> str | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from seawall._failures import described
@@ -240,16 +239,12 @@ class RequestExecution:
 
     async def _found(self, request: IdempotentRequest) -> Replay | Pending | None:
         """Return the state of the record once the app's transaction has ended."""
-        claim = self._claim
-        assert claim is not None  # noqa: S101 - an IdempotentRequest has a claim
         for pause in (*PAUSES, None):
             open_ = request._is_open()
             # On SQLite the query would wait for that transaction, which may be waiting for us.
             if not (open_ and self._idempotency.database.dialect == "sqlite"):
                 try:
-                    with without_deadline():
-                        looking = self._idempotency.database.arun(partial(records.held, claim))
-                        found: Replay | Pending | None = await uninterrupted(looking)
+                    found = await uninterrupted(self._look())
                 except Exception as error:
                     self._log(error)
                     if pause is None:
@@ -265,6 +260,12 @@ class RequestExecution:
             f"{self._name.operation}: the transaction in which it was completed is still open when"
             " its answer is sent: commit before you return"
         )
+
+    async def _look(self) -> Replay | Pending | None:
+        claim = self._claim
+        assert claim is not None  # noqa: S101 - an IdempotentRequest has a claim
+        with without_deadline():
+            return await self._idempotency.database.arun(lambda: records.held(claim))
 
     async def _stop_renewing(self) -> None:
         """Stop the renewal: work of the app after its response needs no lease."""

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.durable.http.middleware import scope_text
+from seawall.durable.http.middleware import checked_trust, incoming_of, scope_text
 from seawall.durable.http.responses import Reply
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.jobs.records import JSON, Job, payload_of
@@ -48,7 +48,7 @@ from seawall.web.asgi_types import Send
 from seawall.web.openapi import answer, describe_key, describing, operations
 from seawall.web.principals import plain_function
 from seawall.web.problems import Problem, problem_of
-from seawall.web.request import INCOMING, Incoming, path_below_root
+from seawall.web.request import Incoming, path_below_root
 from seawall.web.trust import Trust
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 from seawall.wire.retries import write_retry_after
@@ -101,9 +101,7 @@ class JobsApi:
         self.poll = poll_of(poll)
         self.inline_result = check.count("inline_result", inline_result, minimum=0)
         self.show_errors = check.flag("show_errors", show_errors)
-        if trust is not None and not isinstance(trust, Trust):
-            raise TypeError(f"trust={trust!r}: pass a Trust, such as Trust(proxies=['10.0.0.0/8'])")
-        self._trust = trust or Trust()
+        self._trust = checked_trust(trust)
         self._mutex = Mutex()
         survives_fork(self)
         self._waiting = 0
@@ -278,12 +276,7 @@ class JobsApi:
     def _incoming(self, request: Any) -> Incoming:
         if isinstance(request, Incoming):
             return request
-        scope = _scope_of(request)
-        seen = scope.get(INCOMING)
-        if not isinstance(seen, Incoming):
-            return Incoming(scope, self._trust)
-        # An authentication layer between the edge and here may have replaced the scope.
-        return seen if seen.scope is scope else Incoming(scope, seen.trust)
+        return incoming_of(_scope_of(request), self._trust)
 
     def _url(self, job: Job, root: str) -> str:
         root = root.rstrip("/")
