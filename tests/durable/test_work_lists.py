@@ -181,7 +181,7 @@ def test_an_operator_drops_a_job(opening: Opening):
 
 def test_a_long_payload_is_cut(opening: Opening, monkeypatch: pytest.MonkeyPatch):
     """A list has the beginning of it; opened, it has more, and never all of something huge."""
-    monkeypatch.setattr("seawall.durable.jobs.operations.OPENED", 2000)
+    monkeypatch.setattr("seawall.durable.jobs.jobs.OPENED", 2000)
 
     async def main() -> None:
         async with opening() as database:

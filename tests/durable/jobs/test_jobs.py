@@ -18,9 +18,8 @@ from seawall.durable import amigrate
 from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import statements
-from seawall.durable.jobs import operations as steps
-from seawall.durable.jobs.jobs import Jobs
-from seawall.durable.jobs.operations import OpenJobsLimit
+from seawall.durable.jobs import jobs as steps
+from seawall.durable.jobs.jobs import Jobs, OpenJobsLimit
 from seawall.errors import JobExpired, KeyReused, QueueFull, RecordGarbled, UnknownJob
 from seawall.models.durable_jobs import DurableJob
 from tests.durable.conftest import Opening, opening_by

@@ -18,7 +18,7 @@ from seawall import Breaker, Guard, Rejected, Retry, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.database import Database
-from seawall.durable.jobs import operations as _jobs_steps
+from seawall.durable.jobs import jobs as _jobs_steps
 from seawall.durable.jobs import worker as _jobs_worker
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.jobs.records import Job

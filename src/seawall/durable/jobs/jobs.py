@@ -17,7 +17,9 @@ their functions must be safe to repeat (by `Idempotency.once` with the job's id,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from functools import partial
+from json import dumps
+from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
 
 from seawall import _checks as check
@@ -28,12 +30,12 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database
+from seawall.durable.database.statements import containing
 from seawall.durable.database.twins import OnConnection, Waiting, transaction_twins, twins
-from seawall.durable.jobs import operations as steps
-from seawall.durable.jobs.operations import MICRO, JobHeartbeat, OpenJobsLimit
 from seawall.durable.jobs.records import (
     Job,
     is_id,
+    job_of,
     key_digest,
     name_of,
     payload_of,
@@ -41,16 +43,33 @@ from seawall.durable.jobs.records import (
     shown,
     stored_error,
 )
-from seawall.errors import TimedOut
+from seawall.errors import (
+    Contended,
+    JobExpired,
+    KeyReused,
+    QueueFull,
+    RecordGarbled,
+    TimedOut,
+    UnknownJob,
+)
 from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.jobs import Claim, WorkItem, WorkPage
+from seawall.jobs.encoding import decode
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
-from seawall.jobs.work_list import page_request
-from seawall.models.durable_jobs import HEAD_START, LOST, LOWEST
+from seawall.jobs.work_list import BEYOND, OPENED, page_of, page_request
+from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, LOWEST, REACH
+from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
 
+MICRO: Final = 1_000_000
+TRIES: Final = 8
+"""Number of attempts to add a job whose key appears and disappears meanwhile."""
+EVERY: Final = 1.0
+"""Seconds between two counts."""
+SHARE: Final = 16
+"""Count again after using 1/16 of the free places found: other processes use them too."""
 BATCH: Final = 500
 """Default number of jobs that one transaction cleans up."""
 FIRST_LOOK: Final = 0.05
@@ -62,9 +81,69 @@ TOGETHER: Final = (
     "the job is committed with its rows; or write None instead of the connection, and it is"
     " committed by itself"
 )
-
 CANCELLED: Final = "cancelled"
 """The topic of workers that wait for cancellations."""
+
+
+class JobHeartbeat(NamedTuple):
+    """The heartbeat of one running job."""
+
+    id: str
+    epoch: int
+    progress: float
+    message: str
+
+
+class OpenJobsLimit:
+    """A limit on the jobs that have not ended. Several processes may exceed it slightly."""
+
+    def __init__(self, name: str, most: int | None, clock: Clock) -> None:
+        """Allow `most` jobs; None means no limit."""
+        self._name = name
+        self.most = most
+        self._clock = clock
+        self._after_fork()
+        survives_fork(self)
+
+    def _after_fork(self) -> None:
+        self._mutex = Mutex()
+        self._left = 0
+        self._counted_at = float("-inf")
+
+    def wants_a_look(self) -> bool:
+        """Return whether the jobs should be counted now."""
+        if self.most is None:
+            return False
+        with self._mutex:
+            # While there is no room, count once per second.
+            age = self._clock.now() - self._counted_at
+            return age >= EVERY or self._left == 0
+
+    def found(self, there: int) -> None:
+        """Note how many jobs there are."""
+        with self._mutex:
+            free = self.most - there if self.most is not None else 0
+            self._left = max(1, free // SHARE) if free > 0 else -1
+            self._counted_at = self._clock.now()
+
+    def take(self) -> bool:
+        """Take a place; return False if there is none."""
+        if self.most is None:
+            return True
+        with self._mutex:
+            if self._left <= 0:
+                return False
+            self._left -= 1
+            return True
+
+    def refusal(self) -> QueueFull:
+        """Return the exception for a full table."""
+        return QueueFull(
+            f"jobs {self._name!r}: {self.most} have not ended, and no more are allowed",
+            retry_after=EVERY,
+            guard=self._name,
+            policy="jobs",
+        )
 
 
 class Jobs:
@@ -167,10 +246,7 @@ class Jobs:
             "max_attempts": check.count("attempts", most, maximum=1_000_000),
             "payload": text,
         }
-
-        def adding() -> Steps[Job]:
-            return steps.submitting(made, self._room, self._to_notify)
-
+        adding = partial(self._adding, made)
         job: Job = yield adding if conn is None else OnConnection(conn, adding, TOGETHER)
         self._count("submitted" if job.is_new else "repeated")
         self.wakeups.ring(READY)
@@ -184,7 +260,7 @@ class Jobs:
         Raises `UnknownJob` if it does not exist or belongs to another scope; `JobExpired` if its
         result is no longer kept.
         """
-        return steps.viewing(id, scope)
+        return viewing(id, scope)
 
     get, aget = transaction_twins(_get)
 
@@ -195,7 +271,7 @@ class Jobs:
         within about a second, and its function decides: if it still returns, the job succeeds. A
         job that has ended does not change.
         """
-        job, effect = yield lambda: steps.cancelling(id, scope, self._ttl)
+        job, effect = yield lambda: cancelling(id, scope, self._ttl)
         if effect:
             self._count("cancelled")
             self._ring_end(job.id)
@@ -214,7 +290,7 @@ class Jobs:
         with Wakeup(self.wakeups, id) as bell:
             while True:
                 bell.reset()
-                job: Job = yield lambda: steps.viewing(id, scope)
+                job: Job = yield lambda: viewing(id, scope)
                 now = self.clock.now()
                 if job.ended:
                     return job
@@ -254,20 +330,31 @@ class Jobs:
         `limit` jobs and still a `next`. Without `payloads`, payloads are neither read nor searched.
         """
         asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
-        return steps.browsing(asked)
+        ended = state in ENDED
+        first = BEYOND if ended else -BEYOND
+        arguments = {
+            "state": state,
+            "number": asked.number if asked.id else first,
+            "id": asked.id,
+            "pattern": containing(asked.search),
+            "cut": asked.cut,
+            "most": BROWSED,
+        }
+        rows = yield NamedQuery("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
+        return page_of(rows, asked.limit, _item)
 
     browse, abrowse = transaction_twins(_browse)
 
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
-        return (yield from steps.inspecting(id, payload=wanted)) if _can_be(id) else None
+        return (yield from inspecting(id, payload=wanted)) if _can_be(id) else None
 
     inspect, ainspect = transaction_twins(_inspect)
 
     def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Queue a failed job again, with all its attempts; return False if it has not failed."""
-        done = _can_be(id) and (yield lambda: steps.retrying(id, self._to_notify))
+        done = _can_be(id) and (yield partial(self._retrying, id))
         if done:
             self.wakeups.ring(READY)
         return done
@@ -279,7 +366,7 @@ class Jobs:
 
         Later queries for an expired job raise `JobExpired`.
         """
-        done = _can_be(id) and (yield lambda: steps.dropping(id, self._gone_for, self._ttl))
+        done = _can_be(id) and (yield lambda: dropping(id, self._gone_for, self._ttl))
         if done:
             self._ring_end(id)
         return done
@@ -312,20 +399,47 @@ class Jobs:
 
     # Implementation
 
-    def _to_notify(self) -> str | None:
-        """Return the channel to notify of a new job; None if disabled, or too soon after the last.
+    def _adding(self, arguments: dict[str, Any]) -> Steps[Job]:
+        """Add a job if there is room, unless its key already has one; notify listening workers."""
+        room = self._room
+        if room.wants_a_look():
+            rows = yield NamedQuery("jobs.depth", {"most": room.most})
+            room.found(rows[0][0])
+        has_room = room.take()
+        for _ in range(TRIES):
+            if has_room:
+                rows = yield NamedQuery("jobs.submit", arguments)
+                if rows:
+                    yield from self._notifying()
+                    return job_of(rows[0], is_new=True)
+                # The key exists; its transaction has committed by now: our insert waited for it.
+            same = yield from _of_key(arguments)
+            if same is not None:
+                return same
+            if not has_room:
+                raise room.refusal()
+        raise Contended("others came and went with this key, each time")
+
+    def _retrying(self, id_: str) -> Steps[bool]:
+        rows = yield NamedQuery("jobs.retry", {"id": id_, "head_start": HEAD_START})
+        if rows:
+            yield from self._notifying()
+        return bool(rows)
+
+    def _notifying(self) -> Steps[None]:
+        """Notify listening workers of a new job, unless disabled, or too soon after the last time.
 
         Notifications serialise commits. A job that follows a notification closely is found by the
         workers that it has woken, because they poll often then.
         """
         if not self.notify or self.database.dialect != "postgres":
-            return None
+            return
         now = self.clock.now()
         with self._mutex:
             if now - self._notified < DEBOUNCE:
-                return None
+                return
             self._notified = now
-        return self.channel
+        yield NamedQuery("jobs.notify", {"channel": self.channel})
 
     def _ring_end(self, id_: str) -> None:
         self.wakeups.ring(CANCELLED)  # its worker may be here
@@ -338,7 +452,7 @@ class Jobs:
         begun, named = self.clock.now(), _kinds(kinds)
         most = check.count("count", count, maximum=1_000)
         name_of("owner", owner)
-        rows = yield lambda: steps.claiming(named, most, owner, self._lease, self._ttl)
+        rows = yield lambda: claiming(named, most, owner, self._lease, self._ttl)
         claims = []
         for id_, scope, kind, state, epoch, attempt, attempts, payload, _, share, message in rows:
             if state != "running":  # it had no attempts left, and has ended
@@ -350,7 +464,7 @@ class Jobs:
             claims.append(
                 Claim(
                     id_,
-                    steps.claimed_payload(id_, payload),
+                    claimed_payload(id_, payload),
                     attempt,
                     epoch,
                     begun + self.lease,
@@ -419,7 +533,7 @@ class Jobs:
         if not isinstance(claim, Claim):
             raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
         whose = {"id": claim.id, "owner": claim.owner, "epoch": claim.fence, "ttl": self._ttl}
-        state: str | None = yield lambda: steps.telling(verb, {**whose, **said})
+        state: str | None = yield lambda: telling(verb, {**whose, **said})
         if state is None:
             self._count("refused_late")
         else:
@@ -430,7 +544,7 @@ class Jobs:
         self, owner: str, beats: list[JobHeartbeat], looks: list[str]
     ) -> dict[tuple[str, int], bool]:
         """Renew claims and check others; return the valid ones, and which are to be cancelled."""
-        return await self.database.arun(lambda: steps.beating(owner, self._lease, beats, looks))
+        return await self.database.arun(lambda: beating(owner, self._lease, beats, looks))
 
     def _count(self, word: str, more: int = 1) -> None:
         with self._mutex:
@@ -453,3 +567,137 @@ def _kinds(kinds: Iterable[str]) -> list[str]:
     if not named:
         raise ValueError("kinds=[]: name the kinds of jobs, such as ['report']")
     return [name_of("kind", kind) for kind in named]
+
+
+# The operations, each one transaction
+
+
+def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
+    """Return the job of the key, if there is one that has not expired."""
+    same = {name: arguments[name] for name in ("scope", "kind", "key_hash")}
+    rows = [] if same["key_hash"] is None else (yield NamedQuery("jobs.by_key", same))
+    if not rows:
+        return None  # it does not exist, or was removed meanwhile
+    job = job_of(rows[0])
+    if job.state == "expired":
+        yield NamedQuery("jobs.free_key", same)
+        return None
+    if bytes(rows[0][-2]) != arguments["fingerprint"]:
+        raise KeyReused(
+            f"job {job.id} was submitted with this key and another payload: use a new key"
+        )
+    return job
+
+
+def viewing(id_: str, scope: str) -> Steps[Job]:
+    """Read a job of that scope; a job of another scope is reported as unknown."""
+    name_of("scope", scope)
+    rows = []
+    if is_id(id_):
+        rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
+    if not rows:
+        raise UnknownJob("there is no such job")
+    job = job_of(rows[0])
+    if job.state == "expired":
+        raise JobExpired("what came out of this job is not kept any more")
+    return job
+
+
+def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
+    """Cancel a job; return it, and whether the cancellation had an effect."""
+    rows = []
+    if is_id(id_):
+        asked = {"id": id_, "scope": name_of("scope", scope), "ttl": ttl}
+        rows = yield NamedQuery("jobs.cancel", asked)
+    job = yield from viewing(id_, scope)
+    return job, bool(rows)
+
+
+def claiming(
+    kinds: list[str], most: int, owner: str, lease: int, ttl: int
+) -> Steps[list[tuple[Any, ...]]]:
+    """Claim the next due jobs, and end those that have no attempts left; return all their rows."""
+    due = yield NamedQuery("jobs.due", {"kinds": dumps(kinds), "most": most, "reach": REACH})
+    over = [id_ for id_, is_over in due if is_over]
+    fresh = [id_ for id_, is_over in due if not is_over]
+    rows: list[tuple[Any, ...]] = []
+    if over:
+        rows += yield NamedQuery("jobs.give_up", {"ids": dumps(over), "lost": LOST, "ttl": ttl})
+    if fresh:
+        rows += yield NamedQuery("jobs.take", {"ids": dumps(fresh), "owner": owner, "lease": lease})
+    return sorted(rows, key=lambda row: (row[8], row[0]))
+
+
+def beating(
+    owner: str, lease: int, beats: list[JobHeartbeat], looks: list[str]
+) -> Steps[dict[Any, bool]]:
+    """Renew the lease of jobs, and check others.
+
+    Return the ones that are still held, by id and epoch, and whether each is to be cancelled.
+    """
+    held: dict[Any, bool] = {}
+    # In the order of their ids, as all workers do it, so that two cannot deadlock.
+    for beat in sorted(beats):
+        rows = yield NamedQuery("jobs.renew", {**beat._asdict(), "owner": owner, "lease": lease})
+        if rows:
+            held[beat.id, beat.epoch] = bool(rows[0][0])
+    if looks:
+        rows = yield NamedQuery("jobs.look", {"ids": dumps(looks), "owner": owner})
+        held.update({(id_, epoch): bool(wanted) for id_, epoch, wanted in rows})
+    return held
+
+
+def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
+    """Report a job's outcome; return its new state, or None if it is no longer ours."""
+    rows = yield NamedQuery(f"jobs.{which}", arguments)
+    return str(rows[0][0]) if rows else None
+
+
+def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+    """Return one job, of any scope."""
+    rows = yield NamedQuery("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
+    return _item(rows[0]) if rows else None
+
+
+def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
+    """Expire a failed job, or cancel one that has not ended."""
+    if (yield NamedQuery("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
+        return True
+    seen = yield from inspecting(id_, payload=False)
+    if seen is None or seen.state in ENDED:
+        return False
+    asked = {"id": id_, "scope": seen.owner, "ttl": ttl}
+    return bool((yield NamedQuery("jobs.cancel", asked)))
+
+
+def _item(row: tuple[Any, ...]) -> WorkItem:
+    (_, id_, state, kind, scope, priority, attempts, error, created, ended, due, size, payload) = (
+        row[:13]
+    )
+    now = row[-1]
+    error, trace = split_report(error)
+    moment = ended if ended is not None else due
+    acts = {"failed": ("retry", "drop"), "queued": ("drop",), "running": ("drop",)}
+    return WorkItem(
+        id_,
+        state,
+        kind,
+        scope,
+        priority,
+        attempts,
+        max(0, now - created) / MICRO,
+        (now - moment) / MICRO,
+        error,
+        size,
+        payload.encode("utf-8", "replace") if isinstance(payload, str) else bytes(payload or b""),
+        acts.get(state, ()),
+        trace,
+    )
+
+
+def claimed_payload(id_: str, payload: Any) -> Any:
+    """Return the decoded payload of a claimed job; a `RecordGarbled` if it cannot be read."""
+    try:
+        return decode(payload.encode())
+    except (ValueError, AttributeError):
+        return RecordGarbled(f"job {id_}: its payload cannot be read")

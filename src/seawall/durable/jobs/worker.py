@@ -26,8 +26,7 @@ from seawall._failures import described
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
-from seawall.durable.jobs.jobs import CANCELLED, Jobs
-from seawall.durable.jobs.operations import JobHeartbeat
+from seawall.durable.jobs.jobs import CANCELLED, JobHeartbeat, Jobs
 from seawall.durable.jobs.records import name_of, result_of, shown
 from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.events.log import FailureLog
