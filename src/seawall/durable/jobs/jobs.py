@@ -34,6 +34,7 @@ from seawall.durable.database.statements import containing
 from seawall.durable.database.twins import OnConnection, Waiting, transaction_twins, twins
 from seawall.durable.jobs.records import (
     Job,
+    claimed_payload,
     is_id,
     job_of,
     key_digest,
@@ -43,19 +44,10 @@ from seawall.durable.jobs.records import (
     shown,
     stored_error,
 )
-from seawall.errors import (
-    Contended,
-    JobExpired,
-    KeyReused,
-    QueueFull,
-    RecordGarbled,
-    TimedOut,
-    UnknownJob,
-)
+from seawall.errors import Contended, JobExpired, KeyReused, QueueFull, TimedOut, UnknownJob
 from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.jobs import Claim, WorkItem, WorkPage
-from seawall.jobs.encoding import decode
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import BEYOND, OPENED, page_of, page_request
 from seawall.models.durable_jobs import ENDED, HEAD_START, LOST, LOWEST, REACH
@@ -693,11 +685,3 @@ def _item(row: tuple[Any, ...]) -> WorkItem:
         acts.get(state, ()),
         trace,
     )
-
-
-def claimed_payload(id_: str, payload: Any) -> Any:
-    """Return the decoded payload of a claimed job; a `RecordGarbled` if it cannot be read."""
-    try:
-        return decode(payload.encode())
-    except (ValueError, AttributeError):
-        return RecordGarbled(f"job {id_}: its payload cannot be read")

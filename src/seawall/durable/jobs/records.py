@@ -109,6 +109,14 @@ def job_of(row: tuple[Any, ...], *, is_new: bool = False) -> Job:
     )
 
 
+def claimed_payload(id_: str, payload: Any) -> Any:
+    """Return the decoded payload of a claimed job; a `RecordGarbled` if it cannot be read."""
+    try:
+        return decode(payload.encode())
+    except (ValueError, AttributeError):
+        return RecordGarbled(f"job {id_}: its payload cannot be read")
+
+
 # Encoding
 
 
