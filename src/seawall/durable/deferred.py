@@ -18,8 +18,10 @@ Promises:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from asyncio import get_running_loop
 from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -132,8 +134,6 @@ class DeferredCalls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Store a call: immediately, or as an awaitable if an event loop is running."""
-        from asyncio import get_running_loop
-
         try:
             get_running_loop()
         except RuntimeError:
@@ -417,15 +417,11 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
         return self.lease / (3 if answered else 12)
 
     async def _renew(self, runs: list[WorkRun]) -> bool:
-        import asyncio
-
         running = [run for run in runs if not run.settling]
         return all(await asyncio.gather(*(self._extend(run) for run in running)))
 
     async def _extend(self, run: WorkRun) -> bool:
         """Renew one claim; return False if the database did not answer."""
-        import asyncio
-
         claim, now = run.claim, self._clock.now()
         left, third = claim.until - now, self.lease / 3
         try:
@@ -446,8 +442,6 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
     # Executing
 
     async def _execute(self, run: WorkRun) -> str:
-        import asyncio
-
         if run.to_return:
             return await self._give_back(run)
         arguments, reason = decoded(run.claim.payload), self._not_executable(run.claim)

@@ -12,6 +12,7 @@ Operations *inside* a transaction of the user need no `Database`: they take the 
 
 from __future__ import annotations
 
+from asyncio import CancelledError, ensure_future, shield, to_thread, wait
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -51,8 +52,6 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     Otherwise it would commit later: what the caller does next, such as giving a key back, must come
     after it.
     """
-    from asyncio import CancelledError, ensure_future, shield, to_thread, wait
-
     working = ensure_future(to_thread(function, *args))
     try:
         return await shield(working)

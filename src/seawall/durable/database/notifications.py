@@ -6,17 +6,16 @@ retried, and nothing waits for it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from seawall.durable.database.statements import quoted
 from seawall.models.backoff import full_jitter
-
-if TYPE_CHECKING:
-    import asyncio
+from seawall.runtime.driver import sleep_async
 
 AGAIN: Final = full_jitter(0.5, cap=30.0)
 CLOSING: Final = 2.0
@@ -34,26 +33,13 @@ class NotificationListener:
         self._channel = channel
         self._connect = connect
         self._heard = heard
-        self._task: asyncio.Task[None] | None = None
         self.is_listening = False
 
-    def start(self, rng: Random) -> NotificationListener:
-        """Start in this event loop."""
-        import asyncio
-
-        self._task = asyncio.ensure_future(self._forever(rng))
-        return self
-
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """Return the tasks to cancel in order to stop; they close the connection."""
-        task, self._task = self._task, None
-        return [] if task is None else [task]
+    def start(self, rng: Random) -> asyncio.Task[None]:
+        """Start in this event loop; return the task, which closes the connection when cancelled."""
+        return asyncio.ensure_future(self._forever(rng))
 
     async def _forever(self, rng: Random) -> None:
-        import asyncio
-
-        from seawall.runtime.driver import sleep_async
-
         delays = AGAIN.delays(rng.random)
         while True:
             try:
@@ -77,8 +63,6 @@ class NotificationListener:
             await sleep_async(next(delays))
 
     async def _by_asyncpg(self, connection: Any) -> None:
-        import asyncio
-
         gone = asyncio.Event()
         connection.add_termination_listener(lambda _connection: gone.set())
         await connection.add_listener(self._channel, lambda *_notification: self._heard())

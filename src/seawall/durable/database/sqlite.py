@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from asyncio import get_running_loop, wrap_future
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
@@ -155,8 +156,6 @@ class Sqlite:
         Without a loop, the transaction may end in another thread: a web framework may begin it in
         one thread of a pool and end it in another.
         """
-        from asyncio import get_running_loop
-
         if get_ident() not in self._open:
             return
         try:
@@ -185,8 +184,6 @@ class Sqlite:
 
     async def arun(self, work: Work[T]) -> T:
         """Async twin of `run`. Cancelling it does not undo an operation that is running."""
-        from asyncio import wrap_future
-
         with held_time():
             return await wrap_future(self._submit(work))
 

@@ -13,11 +13,12 @@ Promises:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 from seawall import _checks as check
@@ -37,9 +38,6 @@ from seawall.models.backoff import above_floor
 from seawall.models.durable_jobs import poll_of
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
-
-if TYPE_CHECKING:
-    import asyncio
 
 LONGEST_PAUSE: Final = 86_400.0
 RUNS_AGAIN: Final = frozenset({"retry", "hedge"})
@@ -253,11 +251,9 @@ class JobWorker(WorkerLoop[DurableJobRun]):
             yield
 
     def _background(self) -> list[asyncio.Task[Any]]:
-        import asyncio
-
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._tidy())]
         if self._listening is not None:
-            tasks += self._listening.start(self._rng).tasks()
+            tasks.append(self._listening.start(self._rng))
         return tasks
 
     async def _tidy(self) -> None:
@@ -271,8 +267,6 @@ class JobWorker(WorkerLoop[DurableJobRun]):
 
     async def _execute(self, run: DurableJobRun) -> str:
         """Execute a job and report it; return the name of its outcome."""
-        import asyncio
-
         if run.to_return:
             return await self._give_back(run)
         if isinstance(run.claim.payload, RecordGarbled):
@@ -395,8 +389,6 @@ class JobWorker(WorkerLoop[DurableJobRun]):
 
     async def _renew(self, runs: list[DurableJobRun]) -> bool:
         """Renew claims that are due and check the others; return False if there was no answer."""
-        import asyncio
-
         now, third = self._clock.now(), self.jobs.lease / 3
         looked = [run for run in runs if not run.settling and not run.lost]
         due = [run for run in looked if run.has_news or now >= run.renewed + third]

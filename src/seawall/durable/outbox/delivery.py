@@ -12,12 +12,13 @@ limit, the sink gets nothing until one has ended.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isasyncgen, isawaitable, iscoroutinefunction, isgenerator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from seawall import _checks as check
 from seawall._expiry import EXPIRED
@@ -26,10 +27,8 @@ from seawall.durable.outbox.operations import AggregateOutcome, ClaimedAggregate
 from seawall.errors import Rejected, TimedOut
 from seawall.models.outbox import OutboxSettings, after_failure, first_failure
 from seawall.resources.executors.executors import IoPool
+from seawall.runtime.abandon import LEAVING, abandon
 from seawall.runtime.functions import kind_of
-
-if TYPE_CHECKING:
-    import asyncio
 
 Sink = Callable[[Any], Any]
 GoesOn = Callable[[int], bool]
@@ -151,8 +150,6 @@ class SinkDelivery:
         raise TimedOut(text, seconds=self.timeout)
 
     def _abandon(self, task: asyncio.Task[Any], progress: DeliveryProgress | None) -> None:
-        from seawall.runtime.abandon import abandon
-
         event = None
         if progress is not None:
             progress.abandoned = True
@@ -199,8 +196,6 @@ class SinkDelivery:
     # One event at a time
 
     async def _each(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
-        import asyncio
-
         todo = iter(all_of_it)
         refused = False
 
@@ -292,8 +287,6 @@ class SinkCall:
         self, sink: Sink, given: Any, timeout: float | None, threads: IoPool | None
     ) -> None:
         """Start the call, in one of `threads` if given; after `timeout` it is `expired`."""
-        import asyncio
-
         self._loop = loop = asyncio.get_running_loop()
         self._threads = threads
         self._over = loop.create_future()
@@ -335,8 +328,6 @@ class SinkCall:
         self._stop(EXPIRED)
 
     def _stop(self, message: str | None) -> None:
-        from seawall.runtime.abandon import LEAVING
-
         if self._timer is not None:
             self._timer.cancel()
         if self.in_thread:  # a thread cannot be stopped, and a cancelled task would not wait for it
@@ -352,8 +343,6 @@ class SinkCall:
 
 def _raise_if_cut_short(error: BaseException) -> None:
     """Raise `error` again if this task was cancelled, rather than something in the sink."""
-    import asyncio
-
     task = asyncio.current_task()
     if isinstance(error, CancelledError) and (task is None or task.cancelling()):
         raise error

@@ -16,13 +16,15 @@ Promises:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from seawall import _checks as check
 from seawall import registry
@@ -31,12 +33,7 @@ from seawall._forks import survives_fork
 from seawall.clock import new_random
 from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
-from seawall.durable.outbox.delivery import (
-    DeliveryProgress,
-    Sink,
-    SinkDelivery,
-    outcome_of,
-)
+from seawall.durable.outbox.delivery import DeliveryProgress, Sink, SinkDelivery, outcome_of
 from seawall.durable.outbox.events import error_text
 from seawall.durable.outbox.operations import (
     AggregateOutcome,
@@ -52,12 +49,9 @@ from seawall.events.bus import emit
 from seawall.events.log import FailureLog
 from seawall.models.backoff import Backoff, above_floor, as_backoff, full_jitter
 from seawall.models.outbox import MOST_ATTEMPTS, OutboxSettings, Poison, next_pause
-from seawall.runtime.driver import Steps
+from seawall.runtime.abandon import end
+from seawall.runtime.driver import Steps, sleep_async
 from seawall.runtime.stop_signals import run_until_signal
-
-if TYPE_CHECKING:
-    import asyncio
-    from random import Random
 
 SHORTEST_PAUSE: Final = 0.05
 """Seconds between two polls while events keep coming."""
@@ -258,10 +252,6 @@ class Dispatcher:
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run `work` in its own task: claims are released even if this one is cancelled."""
-        import asyncio
-
-        from seawall.runtime.abandon import end
-
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
         self._loop = loop = asyncio.get_running_loop()
@@ -290,11 +280,9 @@ class Dispatcher:
         return task.result() if ended else RoundResult(0, goes_on=False)
 
     async def _forever(self) -> None:
-        from seawall.runtime.abandon import end
-
         pause = SHORTEST_PAUSE
         delays = OUTAGE.delays(self._rng.random)
-        listening = None if self._listening is None else self._listening.start(self._rng)
+        listening = [] if self._listening is None else [self._listening.start(self._rng)]
         try:
             while not self._stopped:
                 self._woken = False
@@ -319,8 +307,7 @@ class Dispatcher:
                     pause, found=self._woken, shortest=SHORTEST_PAUSE, longest=self.poll
                 )
         finally:
-            if listening is not None:
-                await end(listening.tasks())
+            await end(listening)
 
     async def _wait_for_the_sink(self) -> None:
         """Pause for as long as a refusal asked: news does not end the pause, `stop` does."""
@@ -329,8 +316,6 @@ class Dispatcher:
             await self._nap(left)
 
     async def _nap(self, seconds: float) -> None:
-        import asyncio
-
         news = self._news
         if self._stopped or news is None:
             return
@@ -401,10 +386,6 @@ class Dispatcher:
     async def _deliver(
         self, progress: list[DeliveryProgress], owner: str, holding: HeldAggregates
     ) -> None:
-        import asyncio
-
-        from seawall.runtime.abandon import end
-
         lanes = [one.lane for one in progress]
 
         def goes_on(lane: int) -> bool:
@@ -428,8 +409,6 @@ class Dispatcher:
         self, holding: HeldAggregates, lanes: list[ClaimedAggregate], owner: str
     ) -> None:
         """Renew the leases while the sink is working; note which were lost."""
-        from seawall.runtime.driver import sleep_async
-
         database, lease = self.outbox.database, round(self.lease * 1e6)
         while True:
             await sleep_async(self.lease / 3)
