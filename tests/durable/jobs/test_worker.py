@@ -17,12 +17,13 @@ import pytest
 from seawall import Breaker, Guard, Rejected, Retry, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable.database import statements as _sql
+from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database
 from seawall.durable.jobs import jobs as _jobs_steps
 from seawall.durable.jobs import worker as _jobs_worker
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.jobs.records import Job
-from seawall.durable.jobs.worker import JobHandle, JobWorker
+from seawall.durable.jobs.worker import DurableJobRun, JobHandle, JobWorker
 from seawall.errors import UnknownJob
 from seawall.events import JobDied
 from seawall.resources.executors.executors import IoPool
@@ -470,7 +471,7 @@ def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
             worker = JobWorker(jobs, {"report": lambda _job: 1})
             await jobs.asubmit(None, "report", scope="acme")
             (claim,) = await jobs.aclaim(["report"], owner=worker.owner)
-            run = worker._running(claim)
+            run = DurableJobRun(claim, in_thread=True)
             clock.advance(20.0)
             assert await worker._renew([run])
             monkeypatch.setattr(jobs, "_abeat", away)
@@ -596,10 +597,11 @@ def test_notifications_are_few(postgres: Postgres, tmp_path: Path):
         async with opening_by("asyncpg", postgres, tmp_path)() as database:
             clock = VirtualClock()
             jobs = Jobs(database, notify=True, clock=clock)
-            assert [jobs._to_notify() for _ in range(3)] == [jobs.channel, None, None]
+            notifying = NamedQuery("jobs.notify", {"channel": jobs.channel})
+            assert [[*jobs._notifying()] for _ in range(3)] == [[notifying], [], []]
             clock.advance(0.05)
-            assert jobs._to_notify() == jobs.channel
-            assert Jobs(database)._to_notify() is None
+            assert [*jobs._notifying()] == [notifying]
+            assert [*Jobs(database)._notifying()] == []
             long = Database(database.source, schema="s" * 39, prefix="p" * 39, name="long")
             assert len(Jobs(long).channel.encode()) < 63
             long.close()
@@ -744,7 +746,7 @@ def jobs_of_one_key(opening: Opening, *, index: bool = True) -> int:
     async def main() -> int:
         async with opening() as database:
             if not index:
-                name = database.names.index_name("jobs_key")
+                name = f'"{database.names.prefix}jobs_key"'
                 schema = database.names.schema
                 dropped = name if schema is None else f'"{schema}".{name}'
                 await database.arun(ask(f"DROP INDEX {dropped}"))
