@@ -9,7 +9,7 @@ WITH clause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -73,25 +73,33 @@ class _Statement(NamedTuple):
     events: str
     terms: KeyTerms
     arguments: Arguments
-    conn: Any
+    done: Callable[[], None]
+    """Called when it was executed: in the thread that does it, if its caller was cancelled."""
+    conn: Any = None
     """The user's connection; None for one of the database's in autocommit mode."""
 
     def run(self, database: Database) -> Rows:
         """Execute it."""
         if self.conn is not None:
-            return cast("Rows", self._sent(database, self.conn, _alone(self.conn, awaited=False)))
+            kind = _alone(self.conn, awaited=False)
+            return self._ended(self._sent(database, self.conn, kind))
         if database.is_async:
             raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
-        return database.guard.call(_execute, database, self)
+        return self._ended(database.guard.call(_execute, database, self))
 
     async def arun(self, database: Database) -> Rows:
         """Async twin of `run`."""
         if self.conn is not None:
             kind = _alone(self.conn, awaited=True)
-            return cast("Rows", await self._sent(database, self.conn, kind))
+            return self._ended(await self._sent(database, self.conn, kind))
         if not database.is_async:
             return await in_thread(self.run, database)
-        return await database.guard.acall(_aexecute, database, self)
+        return self._ended(await database.guard.acall(_aexecute, database, self))
+
+    def _ended(self, rows: Rows) -> Rows:
+        if rows:
+            self.done()
+        return rows
 
     def beside(self, operation: Operation[Any]) -> Any:
         """Return the request for an operation where the statement is executed."""
@@ -148,7 +156,7 @@ def single(
         except Exception as error:  # noqa: BLE001 - handled below
             failure = error
         if rows:
-            return _made(idempotency, rows, outbox)
+            return _made(rows)
         if failure is not None and not _is_answer(failure):
             raise _explained(failure, statement, names)
         # Either the key exists, or the user's statement met the row that the first request left,
@@ -168,10 +176,7 @@ def single(
     raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
 
 
-def _made(idempotency: Idempotency, rows: Rows, outbox: Outbox | None) -> Single:
-    idempotency._count("fresh", "completed")
-    if outbox is not None:
-        outbox.wake()
+def _made(rows: Rows) -> Single:
     try:
         return Single(first=True, value=json_of(rows[0][0]))
     except Garbled:
@@ -214,7 +219,13 @@ def _checked(
         twice = sorted(own.keys() & arguments.keys())
         raise ValueError(f"arguments: {twice} are names of our own; choose others")
     own.update(arguments)
-    return _Statement(sql, text, idempotency.terms, own, None)
+
+    def done() -> None:
+        idempotency._count("fresh", "completed")
+        if outbox is not None:
+            outbox.wake()
+
+    return _Statement(sql, text, idempotency.terms, own, done)
 
 
 @lru_cache(maxsize=256)
