@@ -16,9 +16,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from seawall.durable import Database, Sqlite, amigrate, migrate
 from seawall.durable.http import (
-    exchange as _asgi_exchange,
-)
-from seawall.durable.http import (
     middleware as asgi,
 )
 from seawall.durable.http import (
@@ -298,7 +295,7 @@ def test_what_the_edge_saw_would_cross(
     in_place: bool,  # noqa: FBT001 - as drawn
 ):
     """Ablation: asked with the request as it came, the scope is what a stranger wrote."""
-    monkeypatch.setattr(IdempotentRequests, "_incoming", lambda _self, scope: scope[INCOMING])
+    monkeypatch.setattr(asgi, "incoming_of", lambda scope, _trust: scope[INCOMING])
     ann, eve = asyncio.run(_pretend(quick, in_place=in_place))
     assert first(ann)
     assert not first(eve)
@@ -469,7 +466,7 @@ def test_without_a_tombstone(quick: Opening, monkeypatch: pytest.MonkeyPatch, wi
         asyncio.run(_ask_for_much(quick, (b"x" * 101,)))
 
 
-_STORED, _EXCHANGE = _idempotency_records.stored, _asgi_exchange.RecordedExchange
+_STORED, _EXCHANGE = _idempotency_records.stored, _asgi_request.RecordedExchange
 
 
 def _stored_whole(answer: object, terms: Any, *, failed: bool) -> dict[str, Any]:
