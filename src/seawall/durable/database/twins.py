@@ -56,7 +56,7 @@ class OnConnection(NamedTuple):
         return await (own.arun(steps) if self.so_that is None else own.ajoin(steps, self.so_that))
 
 
-class Waiting(NamedTuple):
+class WaitRequest(NamedTuple):
     """A request of `twins`: wait until `waiter` is woken, or its time is over."""
 
     waiter: Waiter

@@ -31,7 +31,7 @@ from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.statements import containing
-from seawall.durable.database.twins import OnConnection, Waiting, transaction_twins, twins
+from seawall.durable.database.twins import OnConnection, WaitRequest, transaction_twins, twins
 from seawall.durable.jobs.records import (
     Job,
     claimed_payload,
@@ -290,7 +290,7 @@ class Jobs:
                     raise TimedOut(f"job {id} is {job.state}: it goes on", seconds=timeout)
                 bell.until = now + look if end is None else min(now + look, end)
                 look = min(look * 1.5, LAST_LOOK)
-                yield Waiting(bell, self.clock)
+                yield WaitRequest(bell, self.clock)
 
     join, ajoin = twins(_join)
 
