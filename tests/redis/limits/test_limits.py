@@ -534,7 +534,8 @@ def test_who_waits_is_served_in_order(store: RedisStore) -> None:
         await guard.acall(ok)
         for number in range(8):
             asyncio.get_running_loop().create_task(one(number))
-            await let_pass(0)
+            # The next one comes when this one waits: nothing orders two that ask at the same time.
+            await until(lambda number=number: limit.waiting + len(went) > number)
         await until(lambda: len(went) >= 8)
 
     asyncio.run(asyncio.wait_for(main(), 20))
