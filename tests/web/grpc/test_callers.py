@@ -232,3 +232,23 @@ def test_who_is_gone_is_told_nothing() -> None:
     assert aborted == []
     arun(served._aabort(Context(over=False), TimedOut("late")))
     assert aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize("kind", [UU, US])
+def test_a_plain_handler_for_somebody_refused_and_gone(kind: str) -> None:
+    """If the caller of a refused call is gone before the status is sent, all stays quiet."""
+
+    class Context(_Context):
+        def set_trailing_metadata(self, _trailing: Any) -> None:
+            pass
+
+        def abort(self, *_arguments: Any) -> None:
+            raise grpc.aio.InternalError("failed to send")
+
+    guard = new_guard(Bulkhead(1))
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    handler = make(lambda *_call: pytest.fail("the handler was called"))
+    around = served._around_sync(AioServerInterceptor(guard), handler, "/a/B", served._Caller())
+    with guard.hold():
+        answer = around(b"", Context())
+        assert (list(answer) if kind == US else answer) in ([], None)

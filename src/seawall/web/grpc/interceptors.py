@@ -356,29 +356,34 @@ def _around_sync(admission: CallAdmission, handler: Any, method: str, caller: _C
     when_gone = caller.when_gone if handler.response_streaming else None
 
     @contextmanager
-    def admitted(context: Any) -> Iterator[None]:
+    def admitted(context: Any) -> Iterator[bool]:
+        """Gives whether to call the handler: not if a caller was refused that is gone by now."""
+        begun = False
         try:
             with (
                 admission._admitted(method, context, stream=stream, when_gone=when_gone),
                 _cut_off(context, stream=stream),
                 keeping_back(admission._unary.reserve),
             ):
-                yield
+                begun = True
+                yield True
         except SeawallError as error:
             _abort(context, error, caller)
+            if not begun:
+                yield False
 
     def respond(request: Any, context: Any) -> Any:
         # The context must not be used after a disconnect: gRPC has freed its internals.
         if caller.gone:
             return None
-        with admitted(context):
-            return behavior(request, context)
+        with admitted(context) as runs:
+            return behavior(request, context) if runs else None
 
     def respond_with_items(request: Any, context: Any) -> Iterator[Any]:
         if caller.gone:
             return
-        with admitted(context):
-            for item in behavior(request, context):
+        with admitted(context) as runs:
+            for item in behavior(request, context) if runs else ():
                 if caller.gone:
                     return  # gRPC's thread would wait forever for a reader
                 yield item
