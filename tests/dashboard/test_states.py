@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seawall.dashboard.counters import Counters
 from seawall.dashboard.presenters.guards import guard_view
+from seawall.dashboard.presenters.sections import describe_row
 from tests.dashboard.views_support import Pair
 
 SPENT: dict[str, Any] = {
@@ -85,3 +86,12 @@ def test_a_look_between_two_others_shows_no_peak(steps: list[tuple[int, int]]):
         at, before = next((one for one in reversed(looks) if now - one[0] >= 0.5), looks[0])
         assert rate == pytest.approx((total - before) / (now - at))
         looks.append((now, total))
+
+
+def test_jobs_are_shown_by_their_states_alone():
+    """How many jobs this process has ever claimed is not how many are claimed now."""
+    counts = {"claimed": 1234, "cancelled": 3, "refused_late": 0}
+    stored = {"queued": (3, 2.0), "running": (1, 1.0)}
+    seen = {"name": "reports", **counts, "stored": stored}
+    row = describe_row("jobs", "reports", seen, Counters())
+    assert row.facts == [("oldest", "2 s"), ("running", "1")]

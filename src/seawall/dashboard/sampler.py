@@ -345,9 +345,12 @@ class Sampler:
         return b'%b,"views":[%b]' % (b",".join(summary), b",".join(written))
 
     async def _more(self) -> bytes:
+        owner = self._owner()
+        if owner is None:  # it was dropped during this sample, which is the last one
+            return b"null"
         try:
             async with asyncio.timeout(EXTRA_WITHIN):
-                return to_json(await self._extra(self._owner()))
+                return to_json(await self._extra(owner))
         except Exception as error:  # noqa: BLE001 - the rest is shown without it
             self._tell("extra", logging.ERROR, "nothing extra is shown: %r", error)
             return b"null"

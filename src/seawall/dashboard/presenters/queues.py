@@ -35,7 +35,7 @@ def _queue_row(kind: str, name: str, seen: Seen, counters: Counters) -> RowConte
     if tone == "ok" and dead > limits.DEAD:
         tone = "warn"
     facts: Facts = [("oldest", say.seconds(age))]
-    facts += counted(known, _QUEUE_FACTS)
+    facts += counted(known, _JOB_FACTS if kind == "jobs" else _QUEUE_FACTS)
     waiting = number(known.get("waiting"))
     room = known.get("max_size", known.get("max_waiting", known.get("capacity")))
     state = f"{say.amount(waiting)} waiting"
@@ -46,6 +46,8 @@ _QUEUE_FACTS: Final = (
     *("dead", "blocked", "claimed", "running", "delayed"),
     *("dropped", "rejected", "refused", "expired", "lost"),
 )
+_JOB_FACTS: Final = ("dead", "running", "expired")
+"""Other numbers of these names are counters of the process, and say nothing of what waits."""
 
 
 def _queue_troubles(kind: str, name: str, seen: Seen, _counters: Counters) -> Troubles:
