@@ -344,3 +344,14 @@ def test_a_command_loads_only_what_it_needs():
     assert not [
         name for name in ours.split() if name.startswith(("seawall.d", "seawall.cli.top.command"))
     ]
+
+
+def test_an_error_of_a_workers_own_code_is_no_mistake(monkeypatch: pytest.MonkeyPatch):
+    """It is seen with its traceback: with status 2, a supervisor may not start the worker again."""
+
+    def fail(_args: Any) -> int:
+        raise ConnectionResetError("the pool cannot be closed")
+
+    monkeypatch.setattr("seawall.cli.worker.main", fail)
+    with pytest.raises(ConnectionResetError):
+        main(["worker", "app:worker"])

@@ -79,6 +79,8 @@ def _run_command(name: str, given: list[str]) -> int:
     # Ids may follow options, where a plain parse accepts no more positionals.
     parse = parser.parse_intermixed_args if name == "dead-letters" else parser.parse_args
     args = parse(given)
+    if name == "worker":  # it reports its mistakes; what it raises is an error of the user's code
+        return int(module.main(args))
     try:
         return int(module.main(args))
     except BrokenPipeError:
