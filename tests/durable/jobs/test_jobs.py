@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seawall.clock import VirtualClock
-from seawall.durable import amigrate
+from seawall.durable import Sqlite, amigrate
 from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database
 from seawall.durable.database.statements import statements
@@ -722,3 +724,14 @@ def test_a_connection_without_a_transaction_is_refused(postgres: Postgres, tmp_p
             assert await jobs.acounts() == {}
 
     asyncio.run(main())
+
+
+def test_what_is_no_id_costs_no_connection(tmp_path: Path):
+    """Ids come from strangers: the database is not asked about what cannot be one."""
+    jobs = Jobs(Database(Sqlite(tmp_path / "missing" / "jobs.db"), name="unreachable"))
+    for ask_for in (jobs.get, jobs.cancel, jobs.join):
+        with pytest.raises(UnknownJob):
+            ask_for("../etc/passwd", scope="acme")
+    assert jobs.inspect("../etc/passwd") is None
+    with pytest.raises(sqlite3.OperationalError):
+        jobs.get(str(uuid4()), scope="acme")

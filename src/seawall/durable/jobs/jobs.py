@@ -252,9 +252,11 @@ class Jobs:
         Raises `UnknownJob` if it does not exist or belongs to another scope; `JobExpired` if its
         result is no longer kept.
         """
-        return viewing(id, scope)
+        _check_id(id, scope)
+        job: Job = yield lambda: viewing(id, scope)
+        return job
 
-    get, aget = transaction_twins(_get)
+    get, aget = twins(_get)
 
     def _cancel(self, id: str, *, scope: str) -> Steps[Job]:  # noqa: A002
         """Cancel a job and return its state after that.
@@ -263,6 +265,7 @@ class Jobs:
         within about a second, and its function decides: if it still returns, the job succeeds. A
         job that has ended does not change.
         """
+        _check_id(id, scope)
         job, effect = yield lambda: cancelling(id, scope, self._ttl)
         if effect:
             self._count("cancelled")
@@ -277,6 +280,7 @@ class Jobs:
         The database is polled; no connection is held between the queries.
         """
         left = None if timeout is None else check.seconds("timeout", timeout, zero=True)
+        _check_id(id, scope)
         end = None if left is None else self.clock.now() + left
         look = FIRST_LOOK
         with Wakeup(self.wakeups, id) as bell:
@@ -340,9 +344,9 @@ class Jobs:
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
-        return (yield from inspecting(id, payload=wanted)) if _can_be(id) else None
+        return (yield lambda: inspecting(id, payload=wanted)) if _can_be(id) else None
 
-    inspect, ainspect = transaction_twins(_inspect)
+    inspect, ainspect = twins(_inspect)
 
     def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Queue a failed job again, with all its attempts; return False if it has not failed."""
@@ -554,6 +558,13 @@ def _can_be(id_: object) -> bool:
     return is_id(id_)
 
 
+def _check_id(id_: object, scope: str) -> None:
+    """Raise if there cannot be such a job: ids come from strangers, and cost no connection."""
+    name_of("scope", scope)
+    if not is_id(id_):
+        raise UnknownJob("there is no such job")
+
+
 def _kinds(kinds: Iterable[str]) -> list[str]:
     named = [kinds] if isinstance(kinds, str) else list(check.listed("kinds", kinds, "'report'"))
     if not named:
@@ -583,10 +594,7 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
 
 def viewing(id_: str, scope: str) -> Steps[Job]:
     """Read a job of that scope; a job of another scope is reported as unknown."""
-    name_of("scope", scope)
-    rows = []
-    if is_id(id_):
-        rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
+    rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
     if not rows:
         raise UnknownJob("there is no such job")
     job = job_of(rows[0])
@@ -597,10 +605,7 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
 
 def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
     """Cancel a job; return it, and whether the cancellation had an effect."""
-    rows = []
-    if is_id(id_):
-        asked = {"id": id_, "scope": name_of("scope", scope), "ttl": ttl}
-        rows = yield NamedQuery("jobs.cancel", asked)
+    rows = yield NamedQuery("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
     job = yield from viewing(id_, scope)
     return job, bool(rows)
 
