@@ -512,6 +512,13 @@ def test_degraded_answers_are_told_if_asked_for(make: Callable[..., Edge]) -> No
 
     assert ask(make(app, report_degraded=True)).headers["seawall-degraded"] == '"old";level=1'
     assert "seawall-degraded" not in ask(make(app, name="silent")).headers
+
+    def breaks(environ: Any, start: Any) -> list[bytes]:
+        app(environ, start)
+        raise CircuitOpen("open")
+
+    replaced = ask(make(breaks, name="breaks", report_degraded=True))
+    assert (replaced.status, replaced.headers.get("seawall-degraded")) == (503, None)
     prices.close()
 
 

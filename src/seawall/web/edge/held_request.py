@@ -85,7 +85,7 @@ class HeldRequest(Incoming):
         with degradations() as seen:
 
             def report() -> Headers:
-                if not seen or not self.status:  # in the edge's own response nothing is degraded
+                if not seen or self.left:  # in the edge's own response nothing is degraded
                     return []
                 return [(header.lower().encode("ascii"), write_degraded(seen).encode("ascii"))]
 

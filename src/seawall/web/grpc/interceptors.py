@@ -357,7 +357,7 @@ def _around_sync(admission: CallAdmission, handler: Any, method: str, caller: _C
 
     @contextmanager
     def admitted(context: Any) -> Iterator[bool]:
-        """Gives whether to call the handler: not if a caller was refused that is gone by now."""
+        """Give whether to call the handler: not if a caller was refused that is gone by now."""
         begun = False
         try:
             with (
