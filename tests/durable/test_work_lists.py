@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seawall.durable import Database, Idempotency, Sqlite
 from seawall.durable.jobs.jobs import Jobs
 from seawall.durable.outbox.outbox import Outbox
 from seawall.errors import JobExpired, UnknownJob
@@ -324,3 +326,13 @@ def test_what_a_list_is_asked_for_is_checked(opening: Opening):
 def test_the_bounds_of_a_page_are_what_the_documentation_says():
     """A hundred items, 200 characters."""
     assert (_work_list.MOST_LISTED, _work_list.LONGEST_SEARCH) == (100, 200)
+
+
+def test_a_mistake_is_told_without_asking_the_database(tmp_path: Path):
+    """Also while it is away: what is wrong is the argument."""
+    database = Database(Sqlite(tmp_path / "missing" / "lists.db"), name="away")
+    for things in (Jobs(database), Outbox(database)):
+        with pytest.raises(ValueError, match="state='whatever'"):
+            things.browse("whatever")
+    with pytest.raises(ValueError, match="operation"):
+        Idempotency(database).lookup("acme", "", "a key")

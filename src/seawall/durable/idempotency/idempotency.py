@@ -29,7 +29,7 @@ from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database, without_deadline
 from seawall.durable.database.transaction_block import named
-from seawall.durable.database.twins import transaction_twins, twins
+from seawall.durable.database.twins import twins
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.decorator import Function, ResultCodec, idempotent_function
 from seawall.durable.idempotency.lease_renewal import LeaseKeeper, akeeping
@@ -245,9 +245,11 @@ class Idempotency:
         The events are those of `Once.answer` and `IdempotentRequest.complete`, while the outbox
         keeps them.
         """
-        return records.lookup(self._wanted(scope, operation, key, None, owned=False))
+        wanted = self._wanted(scope, operation, key, None, owned=False)
+        record: KeyRecord | None = yield lambda: records.lookup(wanted)
+        return record
 
-    lookup, alookup = transaction_twins(_lookup)
+    lookup, alookup = twins(_lookup)
 
     def _forget(self, scope: str | None, operation: str, key: str) -> Steps[bool]:
         """Remove the record of a key, so that the next request runs; False if there is none.

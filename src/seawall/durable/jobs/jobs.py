@@ -336,10 +336,11 @@ class Jobs:
             "cut": asked.cut,
             "most": BROWSED,
         }
-        rows = yield NamedQuery("jobs.browse_ended" if ended else "jobs.browse_open", arguments)
+        which = "jobs.browse_ended" if ended else "jobs.browse_open"
+        rows = yield NamedQuery(which, arguments).alone
         return page_of(rows, asked.limit, _item)
 
-    browse, abrowse = transaction_twins(_browse)
+    browse, abrowse = twins(_browse)
 
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""

@@ -317,10 +317,10 @@ class Outbox:
             arguments["id"] = asked.id
         elif state == "waiting":
             arguments["id"] = int(asked.id or 0)
-        rows = yield NamedQuery(f"outbox.browse_{state}", arguments)
+        rows = yield NamedQuery(f"outbox.browse_{state}", arguments).alone
         return page_of(rows, asked.limit, _item)
 
-    browse, abrowse = transaction_twins(_browse)
+    browse, abrowse = twins(_browse)
 
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return an event with up to 64 KiB of its payload; None if it does not exist."""
