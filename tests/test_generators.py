@@ -370,6 +370,22 @@ def test_a_fallback_gives_its_own_items(bulkhead):
     assert bulkhead.in_flight == 0
 
 
+def test_closing_early_closes_what_a_fallback_returned(tmp_path):
+    """A file, for example, whose items are its lines."""
+
+    def broken():
+        raise ConnectionError
+        yield
+
+    path = tmp_path / "kept.txt"
+    path.write_text("a\nb\n")
+    with path.open() as file:
+        stream = Guard("vendor", Fallback(lambda: file))(broken)()
+        assert next(stream) == "a\n"
+        stream.close()
+        assert file.closed
+
+
 def test_a_generator_level_is_told_its_reason():
     """fallback_reason() is the error that made the fallback necessary, in each of its steps."""
     seen = []

@@ -8,7 +8,15 @@ since the caller's own code runs between two steps.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from sys import get_asyncgen_hooks, set_asyncgen_hooks
 from typing import Any
@@ -114,11 +122,15 @@ def guard_generator(
 
 def _first_of(items: Any) -> _Started:
     """Read the first item of a generator, or of any iterable that a fallback returns."""
-    source = items if hasattr(items, "send") else (item for item in items)
+    source = items if hasattr(items, "send") else _from_iterable(items)
     try:
         return _Started(source, next(source))
     except StopIteration as stop:
         return _Started(source, stop.value, ended=True)
+
+
+def _from_iterable(items: Iterable[Any]) -> Generator[Any, Any, None]:
+    yield from items  # which also closes them, if the reader stops early
 
 
 def guard_async_generator(
