@@ -276,3 +276,13 @@ def test_whatever_takes_no_arguments_is_given_none(level):
         raise ConnectionError(user)
 
     assert new_guard(Fallback(level)).call(recommend, "ada") == "less"
+
+
+def test_a_static_method_is_given_the_arguments():
+    """Inside its class it is an object with a `__func__`, as a method is, but without a `self`."""
+
+    def recommend(user):
+        raise ConnectionError(user)
+
+    level = staticmethod(lambda user: f"less for {user}")
+    assert new_guard(Fallback(level)).call(recommend, "ada") == "less for ada"
