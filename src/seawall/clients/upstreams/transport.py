@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+KEPT: Final = 256
+"""Maximum number of cached addresses: creating one costs more than the rest of a request here."""
+
 CREATED: Final = 201
 REDIRECTS: Final = range(300, 400)
 
@@ -74,6 +77,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         self._inner = transport
         self._made: dict[tuple[str, str], Any] = {}
         """Transports of the default kind, by library and name."""
+        self._addresses: dict[tuple[str, str] | None, Any] = {}
 
     def __repr__(self) -> str:
         return f"UpstreamTransport({self._upstreams!r})"
@@ -127,7 +131,15 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     def _readdressed(self, request: Any, pick: Pick, library: Any) -> Any:
         before = request.url
-        after = _moved(before, pick._endpoint)
+        # A URL with a query is mostly used once, and may contain secrets.
+        key = None if before.query else (pick.url, str(before))
+        after = self._addresses.get(key)
+        if after is None:
+            after = _moved(before, pick._endpoint)
+            if key is not None:
+                if len(self._addresses) >= KEPT:
+                    self._addresses.clear()
+                self._addresses[key] = after
         own, new = before.netloc, after.netloc
         headers = [
             (name, new if value == own and name.lower() == b"host" else value)
