@@ -174,6 +174,13 @@ longer, counts as failed immediately: an outage must be known before all retries
 class Call:
     """The state of one call in the interpreter: position, result and attempts."""
 
+    __slots__ = (
+        *("abandoned", "adapt", "args", "attempt", "attempt_began", "attempts", "began", "block"),
+        *("counted", "counts", "deferred", "degradation", "error", "function", "held", "host"),
+        *("kwargs", "layers", "memory", "outer_attempt", "own_abandoned", "reached", "streaming"),
+        *("tickets", "timed", "value", "waited", "waited_token"),
+    )
+
     def __init__(
         self,
         host: Host,

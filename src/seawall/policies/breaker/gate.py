@@ -135,9 +135,11 @@ class BreakerGate(GateBound):
         return self._ticket(model, key, _UNCOUNTED)
 
     def leave(self, ticket: Any, outcome: Outcome, detail: Any, now: float) -> None:
-        """Record how the call ended."""
+        """Record how the call ended. A success of a calm breaker needs no lock."""
         model, key, own = self._admitted(ticket)
-        if own is not _UNCOUNTED:
+        if self.inline is not None and outcome is OK and own == model.generation:
+            model.success(now)
+        elif own is not _UNCOUNTED:
             verdict = self._verdict(outcome, detail)
             self.settle(model, key, own, verdict, (outcome, detail), now)
 
