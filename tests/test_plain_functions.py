@@ -31,11 +31,13 @@ from seawall.config import guard_from_table
 from seawall.load import ServiceLevels
 from seawall.policies.retry import adaptive_attempts
 from seawall.registry import free_name
+from seawall.runtime.layers import FAILED, OK
 from seawall.shedding import by_fraction, by_queue
 from seawall.sim import Latency, Runs, World, rehearse, run_seeds, simulate
 from seawall.testing import Step, fail
 from seawall.tune import prove
 from tests.pipeline.arguments import AWAITED_BY_PIPELINES, DECORATORS
+from tests.support import new_guard
 from tests.test_bad_arguments import PARTS, SUBJECTS
 from tests.test_public_api import MODULES
 from tests.tune.support import measured
@@ -276,13 +278,24 @@ def test_plain_functions_of_every_kind_are_taken():
         Cache(1.0, key=plain)
 
 
+def _refused_by(throttle: Throttle) -> Callable[..., bool]:
+    """Return whether the throttle of a guard counts a call that ended so as refused."""
+    (gate,) = new_guard(throttle).bounds
+
+    def refused(error: Exception | None, value: object) -> bool:
+        outcome, detail = (OK, value) if error is None else (FAILED, error)
+        return gate._was_refused(outcome, detail)
+
+    return refused
+
+
 ERROR_RULES: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "Breaker(is_failure)": lambda x: Breaker(is_failure=x).is_failure,
     "AdaptiveLimit(is_drop)": lambda x: AdaptiveLimit(is_drop=x).is_drop,
     "Upstreams(is_failure)": lambda x: Upstreams("x", ["http://h"], is_failure=x)._is_failure,
     "Models(passing)": lambda x: partial(Models(Model("x", len), passing=x)._passing),
     "Retry(on)": lambda x: Retry(on=x).wants,
-    "Throttle(on)": lambda x: Throttle(on=x)._refused,
+    "Throttle(on)": lambda x: _refused_by(Throttle(on=x)),
 }
 
 

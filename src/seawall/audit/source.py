@@ -37,7 +37,9 @@ class SourceFile:
             self.tree = ast.parse(text)
         except SyntaxError as error:
             raise Unreadable(error.lineno or 1, f"syntax error: {error.msg}") from error
-        except (ValueError, RecursionError, MemoryError) as error:
+        except ValueError as error:  # null bytes, before Python 3.11.4
+            raise Unreadable(1, f"syntax error: {error}") from error
+        except (RecursionError, MemoryError) as error:
             raise Unreadable(1, f"it cannot be parsed ({type(error).__name__})") from error
         self.names = Names(self.tree)
         self.libraries: Libraries = libraries()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import update_wrapper
+from types import CodeType
 from typing import Any, Final, NoReturn
 
 from seawall._checks import ASYNC_GENERATOR, COROUTINE, GENERATOR, FunctionKind, function_kind
@@ -53,7 +54,7 @@ def takes_arguments(function: Callable[..., Any]) -> bool:
     if isinstance(owner, ContextVar):
         return False  # its `get` takes a default, not the call's first argument
     code = getattr(function, "__code__", None)
-    if code is not None:
+    if isinstance(code, CodeType):
         own = owner is not None  # a method's `self` is not an argument of the call
         return bool(code.co_argcount > own or code.co_kwonlyargcount or code.co_flags & VARIADIC)
     import inspect  # a partial, or an object that can be called

@@ -270,7 +270,9 @@ class Agreement(RuleBasedStateMachine):
     @precondition(lambda self: len(self.three.model._dead))
     @rule(verb=st.sampled_from(["requeue", "requeue", "drop"]))
     def to_the_dead(self, verb: str) -> None:
-        self.three.ask(verb, *self.three.model._dead.some(1))
+        number_and_id = self.three.model._dead.first()
+        assert number_and_id is not None
+        self.three.ask(verb, number_and_id[1])
 
     @rule(us=st.sampled_from([1, SECOND - 1, 2 * SECOND, 7 * SECOND, 25 * SECOND]))
     def pass_time(self, us: int) -> None:
