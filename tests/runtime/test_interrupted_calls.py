@@ -198,6 +198,7 @@ def test_no_signal_costs_a_slot(scenario: str) -> None:
     assert lost == []
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in Slot.__del__
 def test_without_looking_for_them_slots_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal just after a slot was taken loses it: nobody knows of it any more."""
     monkeypatch.setattr(Slots, "recover", lambda *_: None)

@@ -161,6 +161,7 @@ class Cluster:
         self._transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._joining: asyncio.Task[None] | None = None
         self._asked: list[str] = []
 
@@ -338,9 +339,10 @@ class Cluster:
             return
         at = loop.time() + max(0.0, swim.wake_at - self._clock.now())
         if timer is not None:
-            if not timer.cancelled() and timer.when() <= at:
+            if not timer.cancelled() and self._timer_at <= at:
                 return
             timer.cancel()
+        self._timer_at = at  # uvloop's handles of what is due do not know it
         self._timer = loop.call_at(at, self._wake, context=Context())
 
     def _wake(self) -> None:

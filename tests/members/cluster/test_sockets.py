@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def cluster_threads() -> set[threading.Thread]:
 def made(member: str, *seeds: str, host: str = "127.0.0.1", **options: Any) -> Cluster:
     options.setdefault("preset", quick())
     return Cluster(GROUP, member=member, bind=f"{host}:0", seeds=seeds, **options)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_timer_that_is_due_is_compared_with_the_next_one(kind):
+    """The handles that uvloop makes of what is due have no `when`."""
+
+    async def main() -> None:
+        async with made("a") as alone:
+            due: Any = SimpleNamespace(wake_at=0.0)
+            for _ in range(2):
+                alone._set_timer(due)
+            assert alone._timer is not None
+
+    run = asyncio.run if kind == "asyncio" else pytest.importorskip("uvloop").run
+    run(main())
 
 
 @pytest.mark.parametrize("tcp_only", [False, True])
