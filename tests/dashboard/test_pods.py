@@ -250,7 +250,7 @@ def test_a_view_that_takes_long_is_not_made_in_the_thread_of_the_store(
     for _ in range(3):
         tell(one)
         seen.add(watcher.thread.name)
-    assert seen == {"seawall-view"}
+    assert all(name.startswith("asyncio_") for name in seen)  # of the loop's executor
     one._cost = 0.0
     tell(one)
     assert watcher.thread is one._store._background.thread

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from seawall import RedisStore
+from seawall.errors import StoreUnavailable
 from seawall.pipeline import (
     BatchFailed,
     Faulty,
@@ -464,11 +465,11 @@ def test_an_answer_that_is_lost_again_and_again_is_one_delivery(redis_url: str, 
 
             async def lost(wanted: Any) -> Any:
                 await take(wanted)
-                raise streams.StoreUnavailable("the answer is lost")
+                raise StoreUnavailable("the answer is lost")
 
             consumer.take = lost  # type: ignore[method-assign]
             for _ in range(10):
-                with pytest.raises(streams.StoreUnavailable):
+                with pytest.raises(StoreUnavailable):
                     await one._read(holding, 1)
             consumer.take = take  # type: ignore[method-assign]
             got = await pull(one, 1)

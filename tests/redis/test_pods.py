@@ -84,7 +84,7 @@ def test_a_pod_that_leaves_is_not_live_any_more(
     asyncio.run(come_and_go())
     beat(store._core.pods)
     assert store._core.pods.count == 1
-    assert store._core.pods.quiet == 0.0
+    assert store._core.pods.members.quiet == 0.0
     assert not store._core.pods.settled
 
 
@@ -94,7 +94,7 @@ def test_a_newcomer_waits_until_others_have_heard_of_it(
     """It is settled after two beats; the first of all is settled at once."""
     beat(store._core.pods)
     assert store._core.pods.settled
-    assert store._core.pods.quiet is None
+    assert store._core.pods.members.quiet is None
     late = new_store()
     frozen.rule(late)
     for step in range(SETTLED // BEAT + 1):

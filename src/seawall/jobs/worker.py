@@ -268,8 +268,8 @@ class Worker(WorkerLoop[JobRun]):
             if run.wanted != "nothing":
                 return "lost"
             await self._news_within(THREAD_LOOK)
-        if isinstance(error, Rejected) and not run.begun:  # by the guard or the thread pool
-            asked = error.retry_after
+        if self._refused(run, error):
+            asked = getattr(error, "retry_after", None)
             pause = min(max(PAUSE if asked is None else asked, SHORTEST_PAUSE), LONGEST_PAUSE)
             pause = min(above_floor(pause, self._rng.random), self.queue.keep)
             self._refusals += 1
@@ -282,6 +282,10 @@ class Worker(WorkerLoop[JobRun]):
         outcome = await self._report(run, "failed", self.queue.anack, delay=delay, reason=error)
         self._log_failure(run, error, delay)
         return outcome
+
+    def _refused(self, run: JobRun, error: BaseException) -> bool:
+        """Return whether the guard or the thread pool refused before the handler was started."""
+        return isinstance(error, Rejected) and not run.begun
 
     def _log_failure(self, run: JobRun, error: BaseException, delay: float) -> None:
         job, dead = run.claim.id, run.state == "dead"

@@ -444,11 +444,17 @@ class Fence:
         `conn` is the connection of that transaction. Until it ends, the fence blocks every other
         token. So what is written after the check is written before any work of a later holder.
         """
-        self._database.connection(conn).join(self._steps(token), _SO_THAT)
+        own = self._database.connection(conn)
+        if own.kind.is_async:
+            raise TypeError(f"{own!r} is awaited: write `await fence.acheck(conn, token)`")
+        own.join(self._steps(token), _SO_THAT)
 
     async def acheck(self, conn: Any, token: int) -> None:
         """Async twin of `check`."""
-        await self._database.connection(conn).ajoin(self._steps(token), _SO_THAT)
+        own = self._database.connection(conn)
+        if not own.kind.is_async:
+            raise TypeError(f"{own!r} is not awaited: write `fence.check(conn, token)`")
+        await own.ajoin(self._steps(token), _SO_THAT)
 
     def _steps(self, token: int) -> Steps[None]:
         check.count("token", token, maximum=check.MOST)
