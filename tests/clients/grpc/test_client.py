@@ -34,6 +34,7 @@ from seawall import (
     deadline,
     transient,
 )
+from seawall.clients import grpc as guarded_grpc
 from seawall.clients.grpc import (
     GuardedInterceptor,
     Rpc,
@@ -43,7 +44,7 @@ from seawall.clients.grpc import (
     held,
     retry_on,
 )
-from seawall.clients.grpc import interceptors as guarded
+from seawall.clients.http import terms
 from seawall.context import idempotency_key, tenant
 from seawall.errors import SeawallError
 from seawall.wire.grpc import NEVER, pushback_of, read_pushback, write_pushback
@@ -222,7 +223,7 @@ def test_no_failure_makes_it_twice(codes: list[Code]) -> None:
 
 def test_that_needs_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the guard for calls that may not be repeated they would be."""
-    monkeypatch.setattr(calls, "MarkedGuard", lambda guard, **_marks: guard)
+    monkeypatch.setattr(terms, "MarkedGuard", lambda guard, **_marks: guard)
     cases = st.lists(st.just(Code.UNAVAILABLE), min_size=1, max_size=2)
     assert falsified(_called_once, cases)
 
@@ -807,4 +808,4 @@ def test_reprs_name_the_guard() -> None:
 
 def test_the_public_names_are_all_there() -> None:
     """Everything that the module promises exists."""
-    assert all(hasattr(guarded, name) for name in guarded.__all__)
+    assert all(hasattr(guarded_grpc, name) for name in guarded_grpc.__all__)

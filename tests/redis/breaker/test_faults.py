@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -857,16 +858,18 @@ def test_a_key_in_use_is_asked_for_as_often_as_any(world, monkeypatch):
         times.append(now)
 
     monkeypatch.setattr(pod.share, "exchange", exchange)
+    loop = SimpleNamespace(time=lambda: now)
+    monkeypatch.setattr(breaker_share, "get_running_loop", lambda: loop)
     for model in models:
         model.polled_at = 0.0
     pod.guard.call(work, "a")
     for quarter in range(1, 24):
         now = quarter / 4
-        asyncio.run(pod.share.run(now))
+        asyncio.run(pod.share.run())
         pod.guard.call(work, "a")
     assert times == [1.0, 2.0, 3.0, 4.0, 5.0]
     now = 10.0
-    asyncio.run(pod.share.run(now))
+    asyncio.run(pod.share.run())
     assert models[1].polled_at == 10.0
     monkeypatch.setattr(breaker_share, "POLL_IDLE", 0.5)
     assert pod.share._is_due(models[1], 10.5)
