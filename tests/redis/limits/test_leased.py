@@ -17,6 +17,8 @@ from seawall.limits import Limit
 from seawall.redis.limits.leased import share as leased_share
 from seawall.redis.limits.leased.purses import BatchRequest, GrantedBatch, RefusedBatch
 from seawall.redis.limits.leased.share import LeasedLimits
+from seawall.redis.limits.shared import SharedLimits
+from seawall.redis.limits.wire import SCRIPT
 from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, Server, keys_without_expiry
 from tests.support import let_pass, new_guard
@@ -90,7 +92,9 @@ async def quiet(pod: Pod) -> None:
 async def left(pod: Pod, *args: Any) -> int:
     """Return what the store says is left, without what pods hold."""
     charges = pod.limit._charges(args, {})
-    _verdict, standings = await super(LeasedLimits, pod.share).apeek(charges)
+    share = pod.share
+    reply = await share.store.acall(SCRIPT, *share._peeking(charges))
+    _verdict, standings = SharedLimits._seen(share, charges, reply)
     return standings[0].left
 
 
