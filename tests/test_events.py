@@ -29,10 +29,10 @@ from seawall import (
 from seawall.backoff import constant
 from seawall.events import (
     BreakerChanged,
+    CallDegraded,
     CallRejected,
     CallRetried,
     CallTimedOut,
-    Degraded,
     Event,
     RetryStopped,
     SettingsChanged,
@@ -208,7 +208,7 @@ def test_degraded(events):
     guard = Guard("vendor", Fallback(_BROKEN, static("later")))
     error = LookupError("no such user; password=hunter2")
     guard.call(ScriptedService(fail(error)).call)
-    (told,) = _only(events, Degraded)
+    (told,) = _only(events, CallDegraded)
     assert told == {
         "guard": "vendor",
         "source": "static",
@@ -227,7 +227,7 @@ def test_a_stale_answer_is_told(events):
         guard.call(call)
         clock.advance(2.0)
         assert guard.call(call) == "old"
-    (told,) = _only(events, Degraded)
+    (told,) = _only(events, CallDegraded)
     assert (told["source"], told["level"], told["age"]) == ("cache: stale", 1, 2.0)
     assert (told["reason"], told["message"]) == ("ConnectionError", "")
 

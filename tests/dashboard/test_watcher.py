@@ -212,7 +212,7 @@ def test_a_watcher_listens_until_it_is_closed_or_forgotten() -> None:
         events.CallRetried,
         events.RetryStopped,
         events.CallTimedOut,
-        events.Degraded,
+        events.CallDegraded,
         events.CallHedged,
         events.ThreadAbandoned,
     }

@@ -17,8 +17,8 @@ from seawall.pipeline import (
     Collect,
     DatabaseCheckpoint,
     DatabaseDeadLetters,
-    Flow,
     InboxSink,
+    ItemFlow,
     IterableSource,
     JetStreamSink,
     JetStreamSource,
@@ -55,7 +55,7 @@ async def _work(value: Any) -> Any:
     return value
 
 
-def _flow() -> Flow[Any]:
+def _flow() -> ItemFlow[Any]:
     return Pipeline("bad").read([1])
 
 
@@ -67,8 +67,8 @@ def _stage(name: str, bads: list[tuple[Any, type]], advice: str) -> list[tuple[A
         return _flow().sink(_work, **{name: value})
 
     return [
-        (f"pipeline.Flow.stage({name})", stage, bads, advice),
-        (f"pipeline.Flow.sink({name})", sink, bads, advice),
+        (f"pipeline.ItemFlow.stage({name})", stage, bads, advice),
+        (f"pipeline.ItemFlow.sink({name})", sink, bads, advice),
     ]
 
 
@@ -238,11 +238,11 @@ PIPELINE: list[tuple[Any, ...]] = [
         [(1, TypeError), ("yes", TypeError)],
         "",
     ),
-    ("pipeline.Flow.stage(function)", lambda x: _flow().stage(x), _FUNCTIONS, ""),
-    ("pipeline.Flow.sink(function)", lambda x: _flow().sink(x), _FUNCTIONS, ""),
-    ("pipeline.Flow.branch(predicate)", lambda x: _flow().branch(x), _FUNCTIONS, ""),
-    ("pipeline.Flow.branch(name)", lambda x: _flow().branch(bool, name=x), _TEXTS, "write"),
-    ("pipeline.Flow.merge(others)", lambda x: _flow().merge(x), [(5, TypeError)], "flows"),
+    ("pipeline.ItemFlow.stage(function)", lambda x: _flow().stage(x), _FUNCTIONS, ""),
+    ("pipeline.ItemFlow.sink(function)", lambda x: _flow().sink(x), _FUNCTIONS, ""),
+    ("pipeline.ItemFlow.branch(predicate)", lambda x: _flow().branch(x), _FUNCTIONS, ""),
+    ("pipeline.ItemFlow.branch(name)", lambda x: _flow().branch(bool, name=x), _TEXTS, "write"),
+    ("pipeline.ItemFlow.merge(others)", lambda x: _flow().merge(x), [(5, TypeError)], "flows"),
     *_stage("name", _TEXTS, "write a name"),
     *_stage("guard", [(5, TypeError)], "pass a Guard"),
     *_stage("workers", [*_COUNTS, (20_000, ValueError)], ""),
@@ -449,8 +449,8 @@ AWAITED_BY_PIPELINES = {
     "pipeline.calls(function)",
     "pipeline.pages(function)",
     "pipeline.Collect(sources)",
-    "pipeline.Flow.sink(function)",
-    "pipeline.Flow.stage(function)",
+    "pipeline.ItemFlow.sink(function)",
+    "pipeline.ItemFlow.stage(function)",
     "pipeline.InboxSink(function)",
     "pipeline.IterableSource(items)",  # an async generator begins at an offset, too
     "pipeline.JetStreamSink(server)",
@@ -463,7 +463,7 @@ AWAITED_BY_PIPELINES = {
 MADE = {"pipeline.PageSource(ask)", "pipeline.FileSource(parse)", "pipeline.FileSource(is_whole)"}
 """Arguments that Seawall gives."""
 
-DECORATORS = MADE | {"pipeline.Flow.sink(guard)", "pipeline.Flow.stage(guard)"}
+DECORATORS = MADE | {"pipeline.ItemFlow.sink(guard)", "pipeline.ItemFlow.stage(guard)"}
 """Arguments that are guards, or what a family returns."""
 
 
@@ -484,7 +484,7 @@ def _source(*names: str) -> list[str]:
 SHOWN_BY_PIPELINES = frozenset(
     [
         # made by Seawall
-        *_given("Flow", "pipeline", "ends"),
+        *_given("ItemFlow", "pipeline", "ends"),
         *_given("Collection", "readings", "at"),
         *_given("CollectSource", "collect", "seconds", "too_few"),
         *_given("Reading", "state", "value", "age", "cause", "since"),

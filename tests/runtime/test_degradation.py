@@ -30,7 +30,7 @@ from seawall import (
 )
 from seawall.clients.llm import Model, Models
 from seawall.errors import CacheMiss
-from seawall.events import Degraded
+from seawall.events import CallDegraded
 from seawall.load import ServiceLevels
 from seawall.resources import IoPool, Pool
 from seawall.testing import ScriptedService, Step, answer, fail, run_virtual, slow, virtual_time
@@ -364,7 +364,7 @@ def test_subscribers_and_blocks_are_told_the_same():
     """One event each, whether nobody, one or both listen."""
     events: list[Any] = []
     guard = less("shop")
-    stop = subscribe(events.append, Degraded)
+    stop = subscribe(events.append, CallDegraded)
     guard.call(down)
     with degradations() as seen:
         guard.call(down)
@@ -390,7 +390,7 @@ def test_service_levels_that_say_no_is_collected():
     """A handler that asks and gives less is degraded; one that is allowed is not; nor is a rung."""
     levels = ServiceLevels("shop", load=lambda: 0.0)
     heard: list[Any] = []
-    stop = subscribe(heard.append, Degraded)
+    stop = subscribe(heard.append, CallDegraded)
     with degradations() as seen:
         assert levels.allows("full")
         levels.pin("partial")

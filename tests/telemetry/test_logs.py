@@ -353,7 +353,7 @@ def hidden_bug() -> str:
 
 
 SAID = (
-    "degraded in 'vendor': source=static level=1 reason=AttributeError"
+    "call_degraded in 'vendor': source=static level=1 reason=AttributeError"
     """ message="'str' object has no attribute 'uper'\""""
 )
 

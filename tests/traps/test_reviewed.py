@@ -35,7 +35,7 @@ from seawall import (
     static,
     subscribe,
 )
-from seawall.events import BreakerChanged, Degraded
+from seawall.events import BreakerChanged, CallDegraded
 from seawall.policies.breaker import single_probe
 from seawall.policies.retry import adaptive_attempts
 from seawall.policies.timeout import adaptive_timeout
@@ -424,7 +424,7 @@ def test_a_listener_may_ask_for_the_key_that_is_landing():
                 seen.append("asks")
                 seen.append(guarded())
 
-        stop = subscribe(ask_once, Degraded)
+        stop = subscribe(ask_once, CallDegraded)
         assert guarded() == "old"
         stop()
         assert seen == ["asks", "old"]

@@ -7,8 +7,8 @@ from typing import Any, assert_type
 from seawall.durable import Database, Inbox
 from seawall.pipeline import (
     DatabaseDeadLetters,
-    Flow,
     InboxSink,
+    ItemFlow,
     IterableSource,
     Page,
     Pipeline,
@@ -45,17 +45,17 @@ async def store(_conn: Any, _value: str) -> None:
 def check_sources(channel: Channel[int], queue: QueueSource, database: Database) -> None:
     """Check what the items of each source are."""
     pipeline = Pipeline("typed")
-    assert_type(pipeline.read(channel), Flow[int])
-    assert_type(pipeline.read(queue), Flow[Any])
-    assert_type(pipeline.read([1, 2]), Flow[int])
-    assert_type(pipeline.read(IterableSource(["a"], checkpoint="place")), Flow[str])
-    assert_type(pipeline.read(table(database, "orders")), Flow[dict[str, Any]])
-    assert_type(pipeline.read(calls(read)), Flow[float])
+    assert_type(pipeline.read(channel), ItemFlow[int])
+    assert_type(pipeline.read(queue), ItemFlow[Any])
+    assert_type(pipeline.read([1, 2]), ItemFlow[int])
+    assert_type(pipeline.read(IterableSource(["a"], checkpoint="place")), ItemFlow[str])
+    assert_type(pipeline.read(table(database, "orders")), ItemFlow[dict[str, Any]])
+    assert_type(pipeline.read(calls(read)), ItemFlow[float])
     flow = pipeline.read(pages(page, start=0))
-    assert_type(flow, Flow[str])
+    assert_type(flow, ItemFlow[str])
     assert_type(flow.sink(InboxSink(Inbox(database), "store", store)), Pipeline)
-    assert_type(pipeline.read(lines("orders.txt")), Flow[str])
-    assert_type(pipeline.read(csv_rows("orders.csv")), Flow[list[str]])
+    assert_type(pipeline.read(lines("orders.txt")), ItemFlow[str])
+    assert_type(pipeline.read(csv_rows("orders.csv")), ItemFlow[list[str]])
     stream = RedisStreamSource("redis://host", "orders", group="g", decode=decoded)
-    assert_type(pipeline.read(stream), Flow[float])
+    assert_type(pipeline.read(stream), ItemFlow[float])
     Pipeline("kept", dead_letters=DatabaseDeadLetters(database, "kept"))

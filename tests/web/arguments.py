@@ -549,7 +549,7 @@ SHOWN_BY_WEB = frozenset(
     [
         # what a check says of itself: made fit to be shown, whatever it is
         *_given_by_seawall("Degraded", "output", "value", "unit"),
-        *_given_by_seawall("Finding", "output", "value", "unit"),
+        *_given_by_seawall("CheckFinding", "output", "value", "unit"),
         *_given_by_seawall("Healthy", "output", "value", "unit"),
         *_given_by_seawall("Unhealthy", "output", "value", "unit"),
         # what a request is, and what is done with it

@@ -48,7 +48,7 @@ from seawall.events import JobDied
 from seawall.events.bus import emit
 from seawall.events.log import FailureLog
 from seawall.guard import Guard
-from seawall.jobs import Claim, DeadLetter
+from seawall.jobs import Claim, DeadJob
 from seawall.jobs.worker_loop import Backoffs, WorkerLoop, WorkRun
 from seawall.models.backoff import above_floor
 from seawall.runtime.driver import Steps, sleep_async
@@ -205,7 +205,7 @@ class DeferredCalls:
 
     # Dead letters, counts and cleanup
 
-    def _dead(self, limit: int = 100) -> Steps[list[DeadLetter]]:
+    def _dead(self, limit: int = 100) -> Steps[list[DeadJob]]:
         """Return the dead letters in the order in which they were stored."""
         most = check.count("limit", limit, maximum=10_000)
         rows = yield NamedQuery("deferred_calls.dead_letters", {"queue": self.name, "most": most})
@@ -213,7 +213,7 @@ class DeferredCalls:
         for found, attempts, call, error in rows:
             arguments = decoded(call)
             payload = None if arguments is None else list(arguments)
-            letters.append(DeadLetter(found, payload, attempts, *split_report(error or "")))
+            letters.append(DeadJob(found, payload, attempts, *split_report(error or "")))
         return letters
 
     dead, adead = transaction_twins(_dead)

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from seawall.events.bus import Event, subscribe
     from seawall.events.calls import (
         BreakerChanged,
+        CallDegraded,
         CallHedged,
         CallRejected,
         CallRetried,
         CallTimedOut,
-        Degraded,
         ImplausibleReport,
         RetryStopped,
         SettingsChanged,
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BreakerChanged",
+    "CallDegraded",
     "CallHedged",
     "CallRejected",
     "CallRetried",
     "CallTimedOut",
     "CollectionChanged",
     "DeadLetterDropped",
-    "Degraded",
     "Event",
     "EventDied",
     "FifoGap",
@@ -94,8 +94,9 @@ __all__ = [
 _HOMES = {
     "events.bus": "Event subscribe",
     "events.calls": """
-        BreakerChanged CallHedged CallRejected CallRetried CallTimedOut Degraded ImplausibleReport
-        RetryStopped SettingsChanged SettingsDiffer StoreModeChanged ThreadAbandoned
+        BreakerChanged CallDegraded CallHedged CallRejected CallRetried CallTimedOut
+        ImplausibleReport RetryStopped SettingsChanged SettingsDiffer StoreModeChanged
+        ThreadAbandoned
     """,
     "events.services": """
         HealthChanged HostEjected HostRestored LeaseChanged LevelChanged LifecycleChanged

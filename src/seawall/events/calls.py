@@ -96,10 +96,10 @@ class CallTimedOut(Event):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Degraded(Event):
+class CallDegraded(Event):
     """A call got a lesser answer than the real one."""
 
-    name = "degraded"
+    name = "call_degraded"
 
     source: str
     """Name of a fallback's function, "static" or "cache: stale"."""

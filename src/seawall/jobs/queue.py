@@ -31,7 +31,7 @@ from seawall.jobs.encoding import (
 )
 from seawall.jobs.records import (
     Claim,
-    DeadLetter,
+    DeadJob,
     JobStatus,
     QueueCall,
     QueueSteps,
@@ -279,14 +279,14 @@ class JobQueue:
         """Number of waiting jobs, read without a query, as the rules of `Shed` need it."""
         raise NotImplementedError
 
-    def dead(self, limit: int = 100) -> list[DeadLetter]:
+    def dead(self, limit: int = 100) -> list[DeadJob]:
         """Return the dead letters, the oldest first, at most `limit`.
 
         In a store there may be fewer if they are large: a reply holds about 1 MiB.
         """
         return self._sync(self._listing(limit))
 
-    async def adead(self, limit: int = 100) -> list[DeadLetter]:
+    async def adead(self, limit: int = 100) -> list[DeadJob]:
         """Async twin of `dead`."""
         return await self._async(self._listing(limit))
 
@@ -604,13 +604,13 @@ class JobQueue:
             cause=cause,
         )
 
-    def _listing(self, limit: int) -> QueueSteps[list[DeadLetter]]:
+    def _listing(self, limit: int) -> QueueSteps[list[DeadJob]]:
         check.count("limit", limit, maximum=MOST_AT_ONCE)
         letters = yield QueueCall("dead", (limit,))
         found = []
         for one in letters:
             fields = (one.id, _read(one.payload), one.attempts, *read_reason(one.reason))
-            found.append(DeadLetter(*fields, one.priority, one.age / 1e6))
+            found.append(DeadJob(*fields, one.priority, one.age / 1e6))
         return found
 
     def _counting(self) -> QueueSteps[dict[str, Any]]:

@@ -77,7 +77,7 @@ class JobStatus(NamedTuple):
     """None if there is no result, or if the stored one cannot be read."""
 
 
-class DeadLetter(NamedTuple):
+class DeadJob(NamedTuple):
     """A job or a deferred call that was given up."""
 
     id: str

@@ -32,7 +32,7 @@ from seawall.models.detection.gossip import MemberState
 from seawall.models.outliers import ActionBound
 from seawall.policies.rate_limit import RateLimit
 from seawall.runtime.mutex import Mutex
-from seawall.web.health import Degraded, Finding, Healthy
+from seawall.web.health import CheckFinding, Degraded, Healthy
 
 if TYPE_CHECKING:
     from seawall.events import MemberChanged
@@ -328,7 +328,7 @@ class MembersPresent:
     def __repr__(self) -> str:
         return f"MembersPresent({self._members.name!r}, degraded={self._degraded:g})"
 
-    async def __call__(self) -> Finding:
+    async def __call__(self) -> CheckFinding:
         """Count the missing members; async, so that it runs in the loop, as it does not block."""
         views = self._members.members.values()
         known = [view for view in views if view.state is not MemberState.LEFT]

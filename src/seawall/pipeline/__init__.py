@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from seawall.pipeline.files import FileSource, csv_rows, lines
     from seawall.pipeline.item import DROP, DeadLetter, Ended, Ending, Item, Lesser, current_item
-    from seawall.pipeline.pipeline import Flow, Pipeline
+    from seawall.pipeline.pipeline import ItemFlow, Pipeline
     from seawall.pipeline.polling import Page, PageSource, calls, pages, poll
     from seawall.pipeline.queues import ChannelSource, QueueSource
     from seawall.pipeline.source import Faulty, IterableSource, Source, TooManyDeliveries
@@ -51,9 +51,9 @@ __all__ = [
     "Ending",
     "Faulty",
     "FileSource",
-    "Flow",
     "InboxSink",
     "Item",
+    "ItemFlow",
     "IterableSource",
     "JetStreamMessage",
     "JetStreamSink",
@@ -92,7 +92,7 @@ _HOMES = {
     "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",
     "pipeline.files": "FileSource csv_rows lines",
     "pipeline.item": "DROP DeadLetter Ended Ending Item Lesser current_item",
-    "pipeline.pipeline": "Flow Pipeline",
+    "pipeline.pipeline": "ItemFlow Pipeline",
     "pipeline.polling": "Page PageSource calls pages poll",
     "pipeline.queues": "ChannelSource QueueSource",
     "pipeline.source": "Faulty IterableSource Source TooManyDeliveries",

@@ -54,7 +54,7 @@ class _GraphPart:
 
 
 class SinkSettings(TypedDict, Generic[T], total=False):
-    """The settings of `Flow.sink`, for type checkers; see there."""
+    """The settings of `ItemFlow.sink`, for type checkers; see there."""
 
     name: str | None
     guard: Callable[[Any], Any] | None
@@ -67,7 +67,7 @@ class SinkSettings(TypedDict, Generic[T], total=False):
 
 
 class StageSettings(SinkSettings[T], Generic[T], total=False):
-    """The settings of `Flow.stage`."""
+    """The settings of `ItemFlow.stage`."""
 
     most_deaths: int
 
@@ -76,7 +76,7 @@ _End = tuple[_GraphPart, str]
 """A way on which items leave a part."""
 
 
-class Flow(Generic[T]):
+class ItemFlow(Generic[T]):
     """Items of one type on their way, to be sent through stages and into a sink."""
 
     def __init__(self, pipeline: Pipeline, ends: list[_End]) -> None:
@@ -84,7 +84,7 @@ class Flow(Generic[T]):
         self._ends = ends
 
     def __repr__(self) -> str:
-        return f"<Flow of pipeline {self._pipeline.name!r}>"
+        return f"<ItemFlow of pipeline {self._pipeline.name!r}>"
 
     @overload
     def stage(
@@ -94,7 +94,7 @@ class Flow(Generic[T]):
         *,
         batch: tuple[int, float],
         **settings: Unpack[StageSettings[T]],
-    ) -> Flow[U]: ...
+    ) -> ItemFlow[U]: ...
     @overload
     def stage(
         self,
@@ -103,15 +103,15 @@ class Flow(Generic[T]):
         *,
         batch: tuple[int, float],
         **settings: Unpack[StageSettings[T]],
-    ) -> Flow[U]: ...
+    ) -> ItemFlow[U]: ...
     @overload
     def stage(
         self, function: Callable[[T], Awaitable[U]], /, **settings: Unpack[StageSettings[T]]
-    ) -> Flow[U]: ...
+    ) -> ItemFlow[U]: ...
     @overload
     def stage(
         self, function: Callable[[T], U], /, **settings: Unpack[StageSettings[T]]
-    ) -> Flow[U]: ...
+    ) -> ItemFlow[U]: ...
     def stage(
         self,
         function: Any,
@@ -127,7 +127,7 @@ class Flow(Generic[T]):
         on_failure: OnFailure | Degrade = "dead_letter",
         most_deaths: int = 3,
         capacity: int | None = None,
-    ) -> Flow[Any]:
+    ) -> ItemFlow[Any]:
         """Send each item through `function(value)`, whose result takes its place.
 
         An async function runs in `workers` tasks. A plain one runs on the way, in the event loop;
@@ -213,27 +213,27 @@ class Flow(Generic[T]):
 
     def branch(
         self, predicate: Callable[[T], bool], /, *, name: str | None = None
-    ) -> tuple[Flow[T], Flow[T]]:
+    ) -> tuple[ItemFlow[T], ItemFlow[T]]:
         """Return two flows: the items for which `predicate(value)` is true, and the others."""
         check.plain_function("predicate", predicate)
         name = str(getattr(predicate, "__name__", "branch")) if name is None else name
         checked_name(name, example="is_large")
         fork = _GraphPart(name, predicate, {"yes": None, "no": None})
         self._connect(fork)
-        return Flow(self._pipeline, [(fork, "yes")]), Flow(self._pipeline, [(fork, "no")])
+        return ItemFlow(self._pipeline, [(fork, "yes")]), ItemFlow(self._pipeline, [(fork, "no")])
 
-    def merge(self, *others: Flow[T]) -> Flow[T]:
+    def merge(self, *others: ItemFlow[T]) -> ItemFlow[T]:
         """Return one flow of the items of this one and of `others`."""
         for other in others:
-            if not isinstance(other, Flow) or other._pipeline is not self._pipeline:  # noqa: SLF001 - of this class
+            if not isinstance(other, ItemFlow) or other._pipeline is not self._pipeline:  # noqa: SLF001 - of this class
                 raise TypeError(f"merge({other!r}): pass flows of the same pipeline")
         ends = [end for flow in (self, *others) for end in flow._ends]  # noqa: SLF001 - of this class
-        return Flow(self._pipeline, ends)
+        return ItemFlow(self._pipeline, ends)
 
-    def _add(self, stage: Stage) -> Flow[Any]:
+    def _add(self, stage: Stage) -> ItemFlow[Any]:
         part = _GraphPart(stage.name, stage, {} if stage.is_sink else {"following": None})
         self._connect(part)
-        return Flow(self._pipeline, [(part, "following")])
+        return ItemFlow(self._pipeline, [(part, "following")])
 
     def _connect(self, part: _GraphPart) -> None:
         if any(origin.ways[way] is not None for origin, way in self._ends):
@@ -294,7 +294,7 @@ class Pipeline:
 
     def read(
         self, source: Source[T] | Iterable[T] | AsyncIterable[T], /, *, name: str | None = None
-    ) -> Flow[T]:
+    ) -> ItemFlow[T]:
         """Return the flow of the items of `source`."""
         number = len(self._reads)
         usual = "items" if not number else f"items-{number + 1}"
@@ -304,7 +304,7 @@ class Pipeline:
         self._check_name(made.name)
         read = _GraphPart(made.name, made, {"following": None})
         self._reads.append(read)
-        return Flow(self, [(read, "following")])
+        return ItemFlow(self, [(read, "following")])
 
     def _add_step(self, step: _GraphPart) -> None:
         self._check_name(step.name)

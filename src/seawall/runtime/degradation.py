@@ -17,7 +17,7 @@ from typing import Any, Final, Self, overload
 from seawall._failures import reason_of, said_by
 from seawall._forks import survives_fork
 from seawall.context import reset
-from seawall.events import Degraded
+from seawall.events import CallDegraded
 from seawall.events.bus import deliver, is_muted, listening
 from seawall.runtime.mutex import Mutex
 
@@ -46,7 +46,7 @@ class Degradation:
 
         changes.write_degraded(guard, lambda: event or self._event(guard))
 
-    def collect(self, guard: str) -> Degraded | None:
+    def collect(self, guard: str) -> CallDegraded | None:
         """Report to collectors only; return the event, if there are any."""
         collector = _collector_var.get()
         if collector is None:
@@ -55,8 +55,8 @@ class Degradation:
         collector.add(event)
         return event
 
-    def _event(self, guard: str) -> Degraded:
-        return Degraded(
+    def _event(self, guard: str) -> CallDegraded:
+        return CallDegraded(
             guard,
             source=self.source,
             level=self.level,
@@ -80,11 +80,11 @@ def unwrapped(function: Any) -> Any:
     return function
 
 
-class Degradations(Sequence[Degraded]):
+class Degradations(Sequence[CallDegraded]):
     """The degraded answers of a block, in the order in which they were given."""
 
     def __init__(self) -> None:
-        self._events: list[Degraded] = []
+        self._events: list[CallDegraded] = []
         self.left_out = 0  # number of degraded answers beyond those that are kept
         self._mutex = Mutex()
         self._open = False
@@ -106,13 +106,13 @@ class Degradations(Sequence[Degraded]):
         if self._token is not None:
             reset(_collector_var, self._token)
 
-    def add(self, event: Degraded) -> None:
+    def add(self, event: CallDegraded) -> None:
         """Add one degraded answer, here and in the blocks around this one."""
         self._mutex.do(lambda: self._take(event))
         if self._outer is not None:
             self._outer.add(event)
 
-    def _take(self, event: Degraded) -> None:
+    def _take(self, event: CallDegraded) -> None:
         if not self._open:
             return
         if len(self._events) < MOST_COLLECTED:
@@ -127,10 +127,10 @@ class Degradations(Sequence[Degraded]):
         return len(self._events)
 
     @overload
-    def __getitem__(self, index: int) -> Degraded: ...
+    def __getitem__(self, index: int) -> CallDegraded: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Degraded]: ...
-    def __getitem__(self, index: int | slice) -> Degraded | list[Degraded]:
+    def __getitem__(self, index: slice) -> list[CallDegraded]: ...
+    def __getitem__(self, index: int | slice) -> CallDegraded | list[CallDegraded]:
         return self._events[index]
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from seawall.runtime.streams import primed
 from seawall.web.edge import Edge, default_concurrency
 from seawall.web.edge.inbound import Inbound, Rank
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.health import Degraded, Finding, Health, Healthy, Unhealthy
+from seawall.web.health import CheckFinding, Degraded, Health, Healthy, Unhealthy
 from seawall.web.lifecycle import Drained, Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.principals import address_and_route, api_key, user
@@ -19,10 +19,10 @@ from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 
 __all__ = [
+    "CheckFinding",
     "Degraded",
     "Drained",
     "Edge",
-    "Finding",
     "Health",
     "Healthy",
     "Inbound",

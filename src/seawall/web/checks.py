@@ -15,7 +15,7 @@ from seawall.guard import Guard
 from seawall.load.signals import loop_lag
 from seawall.runtime.driver import sleep_async
 from seawall.web.health.database import Connect, reading, writing
-from seawall.web.health.watch import Degraded, Finding, Healthy, Unhealthy
+from seawall.web.health.watch import CheckFinding, Degraded, Healthy, Unhealthy
 
 __all__ = [
     "DatabaseRead",
@@ -169,7 +169,7 @@ class HttpUpstream:
             return self._await(response)
         return self._verdict(response.status_code)
 
-    async def _await(self, response: Any) -> Finding:
+    async def _await(self, response: Any) -> CheckFinding:
         return self._verdict((await response).status_code)
 
     def _ask_directly(self) -> int:
@@ -185,7 +185,7 @@ class HttpUpstream:
         finally:
             connection.close()
 
-    def _verdict(self, status: int) -> Finding:
+    def _verdict(self, status: int) -> CheckFinding:
         kind = Healthy if status in self._statuses else Unhealthy
         return kind(f"status {status}", value=status)
 
@@ -217,10 +217,10 @@ class QueueAge:
             return self._ask()
         return self._verdict(self._queue.snapshot())
 
-    async def _ask(self) -> Finding:
+    async def _ask(self) -> CheckFinding:
         return self._verdict(await self._queue.asnapshot())
 
-    def _verdict(self, seen: dict[str, Any]) -> Finding:
+    def _verdict(self, seen: dict[str, Any]) -> CheckFinding:
         if "oldest" not in seen:
             return Unhealthy('its snapshot has no "oldest": nobody knows how long jobs wait')
         age = float(seen["oldest"] or 0.0)
@@ -246,7 +246,7 @@ class EventLoop:
     def __repr__(self) -> str:
         return f"EventLoop(degraded={self._degraded}, unhealthy={self._unhealthy})"
 
-    async def __call__(self) -> Finding:
+    async def __call__(self) -> CheckFinding:
         """Measure the lag."""
         from asyncio import get_running_loop
 
@@ -289,7 +289,7 @@ class Disk:
     def __repr__(self) -> str:
         return f"Disk({self._path!r}, degraded={self._degraded}, unhealthy={self._unhealthy})"
 
-    def __call__(self) -> Finding:
+    def __call__(self) -> CheckFinding:
         """Measure the free space; blocks."""
         from shutil import disk_usage
         from tempfile import TemporaryFile
@@ -318,7 +318,7 @@ class GuardState:
     def __repr__(self) -> str:
         return f"GuardState({self._guard.name!r})"
 
-    async def __call__(self) -> Finding:
+    async def __call__(self) -> CheckFinding:
         """Read the state; async, to run in the loop, as it takes no time."""
         for seen in self._guard.snapshot()["policies"]:
             if seen["policy"] == "breaker" and seen["state"] in BROKEN:
@@ -335,7 +335,7 @@ def _bounds(degraded: float, unhealthy: float | None) -> tuple[float, float]:
 
 def _kind(
     value: float, degraded: float, unhealthy: float, *, inclusive: bool = True
-) -> type[Finding]:
+) -> type[CheckFinding]:
     """Return the kind of finding for a value that is worse the higher it is."""
     if value > unhealthy or (inclusive and value == unhealthy):
         return Unhealthy

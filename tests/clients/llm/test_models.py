@@ -35,7 +35,7 @@ from seawall.clients.llm import (
     passing,
 )
 from seawall.clients.llm import models as module
-from seawall.events import Degraded
+from seawall.events import CallDegraded
 from seawall.testing import run_virtual, virtual_time
 from tests.clients.llm.support import Vendor, breaks, refuses, streams_error
 from tests.support import falsified, let_pass, new_guard
@@ -133,8 +133,8 @@ def test_who_served_is_told() -> None:
     models = Models(
         Model("large", answers(StatusError(529))), Model("small", answers("hi")), name="c"
     )
-    seen: list[Degraded] = []
-    stop = subscribe(seen.append, Degraded)
+    seen: list[CallDegraded] = []
+    stop = subscribe(seen.append, CallDegraded)
     try:
         result = models.attempt("?")
     finally:

@@ -14,7 +14,7 @@ import pytest
 from seawall import DeadlineExceeded, TimedOut, current_deadline, deadline, subscribe
 from seawall.clock import VirtualClock
 from seawall.errors import PoolExhausted
-from seawall.events import CallRejected, Degraded, ResourceLeaked, SettingsChanged
+from seawall.events import CallDegraded, CallRejected, ResourceLeaked, SettingsChanged
 from seawall.resources.pool.borrowed import Borrowed
 from seawall.resources.pool.pool import Pool
 from seawall.testing import run_virtual, virtual_time
@@ -258,7 +258,7 @@ def test_fail_refuses_at_once():
 
 def test_degrade_lends_a_substitute_for_one_use():
     """It comes on top of the pool's size, and is closed and never pooled."""
-    heard, stop = listen(Degraded)
+    heard, stop = listen(CallDegraded)
     pool = pool_of(when_exhausted="degrade", degraded=Wire)
     with pool.borrow() as own:
         with pool.borrow() as substitute:

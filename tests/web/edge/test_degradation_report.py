@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from seawall import Fallback, Guard, static
-from seawall.events import Degraded
+from seawall.events import CallDegraded
 from seawall.web import Edge
 from seawall.web.edge.held_request import write_degraded
 from seawall.web.fastapi import protect
@@ -135,7 +135,8 @@ def test_the_value_is_a_bounded_structured_field():
     names = ["a" * 500, 'quo"te', "back\\slash", "line\r\nbreak: x", "ü", "<lambda>"]
     names += [f"source {number}" for number in range(50)]
     seen = [
-        Degraded("shop", source=name, level=2, reason="Lost", message="s3cret") for name in names
+        CallDegraded("shop", source=name, level=2, reason="Lost", message="s3cret")
+        for name in names
     ]
     value = write_degraded([*seen, *seen])
     items = read_list(value)

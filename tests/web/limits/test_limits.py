@@ -381,9 +381,9 @@ def test_taken_one_by_one_refusals_would_burn(monkeypatch: pytest.MonkeyPatch) -
             taken = take(group, groups.Part(group, [entry]), incoming)
         return taken
 
-    take = groups.Group.take
+    take = groups.LimitGroup.take
     monkeypatch.setattr(groups, "quick_taking", lambda *_: None)
-    monkeypatch.setattr(groups.Group, "take", one_by_one)
+    monkeypatch.setattr(groups.LimitGroup, "take", one_by_one)
     assert falsified(check_refusals_take_nothing, STEPS)
 
 
@@ -498,13 +498,13 @@ def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
     with virtual_time():
         limits = RequestLimits(RequestLimit("1/h", by="address"), RequestLimit("9/h", by=None))
         granted = limits.admit(request())
-        over = groups.Group._over
+        over = groups.LimitGroup._over
 
         def late(*told: Any) -> Any:
             granted.cancel()
             return over(*told)
 
-        monkeypatch.setattr(groups.Group, "_over", late)
+        monkeypatch.setattr(groups.LimitGroup, "_over", late)
         error = refused(limits, request())
         assert error is not None
         assert (error.violated, error.own_limit) == (("address",), True)

@@ -49,7 +49,7 @@ DEFAULT: Final[Any] = _Default()
 """Marker for the default of a part; None leaves a part out."""
 
 
-class Step:
+class AdmissionStep:
     """An operation of the admission that takes time, in a blocking and in an async form."""
 
     def __init__(self, blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> None:
@@ -147,7 +147,7 @@ class EdgeCore:
         if self._routes is not None:
             self._routes.close()
 
-    def _admission(self, request: HeldRequest) -> Iterator[Step]:  # noqa: C901 - all gates in order
+    def _admission(self, request: HeldRequest) -> Iterator[AdmissionStep]:  # noqa: C901 - all gates in order
         """Enter all gates in order, or raise the refusal of one of them."""
         request.began = now = self._now()
         shed, limits, routes = self._shed, self._limits, self._routes
@@ -161,7 +161,9 @@ class EdgeCore:
                 gate.refuse_if_full(now)
         if limits is not None:
             if limits.waits:
-                step = Step(partial(limits.admit, request), partial(limits.aadmit, request))
+                step = AdmissionStep(
+                    partial(limits.admit, request), partial(limits.aadmit, request)
+                )
                 yield step
                 granted = step.answer
             else:
@@ -175,7 +177,7 @@ class EdgeCore:
                 if request.granted is not None:
                     request.granted.waits()  # so that it can be given back exactly
                 waiting = wait.waiter, self._clock
-                step = Step(partial(wait_sync, *waiting), partial(wait_async, *waiting))
+                step = AdmissionStep(partial(wait_sync, *waiting), partial(wait_async, *waiting))
                 began = self._now()
                 yield step
                 ticket, now = step.answer, self._now()

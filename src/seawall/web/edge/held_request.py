@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall.events import Degraded
+from seawall.events import CallDegraded
 from seawall.runtime.call import STREAMED
 from seawall.runtime.degradation import degradations
 from seawall.runtime.layers import CANCELLED, FAILED, OK, UNUSED, Outcome
@@ -140,7 +140,7 @@ class HeldRequest(Incoming):
         self.leave(FAILED if isinstance(error, Exception) and not gone else CANCELLED, error)
 
 
-def write_degraded(seen: Iterable[Degraded]) -> str:
+def write_degraded(seen: Iterable[CallDegraded]) -> str:
     """Return the value of a header that names each source and level once, in order.
 
     Callers see nothing of the errors behind it. Characters that a structured field cannot contain

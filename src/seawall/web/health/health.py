@@ -26,9 +26,9 @@ from seawall.events.bus import emit
 from seawall.web.asgi_types import Headers, Message, Receive, Scope, Send
 from seawall.web.health.watch import (
     RANKS,
+    CheckFinding,
     Damping,
     Degraded,
-    Finding,
     Healthy,
     Level,
     State,
@@ -39,7 +39,7 @@ from seawall.web.lifecycle import Lifecycle
 from seawall.web.registered_calls import RegisteredCall, legible
 from seawall.web.request import path_below_root
 
-__all__ = ["Degraded", "Finding", "Health", "Healthy", "Unhealthy"]
+__all__ = ["CheckFinding", "Degraded", "Health", "Healthy", "Unhealthy"]
 
 Check: TypeAlias = Callable[[], Any]
 C = TypeVar("C", bound=Check)

@@ -28,7 +28,7 @@ Level: TypeAlias = Literal["live", "ready", "deep"]
 RANKS: Final[dict[State, int]] = {"healthy": 0, "degraded": 1, "unhealthy": 2}
 
 
-class Finding:
+class CheckFinding:
     """Result of a check: `Healthy`, `Degraded` or `Unhealthy`, with a text and a measured value.
 
     The text is shown to every caller that may see details: it must not contain secrets.
@@ -52,20 +52,20 @@ class Finding:
         return f"{type(self).__name__}({self.output!r}{measured})"
 
 
-class Healthy(Finding):
+class Healthy(CheckFinding):
     """Finding: the component works."""
 
     __slots__ = ()
 
 
-class Degraded(Finding):
+class Degraded(CheckFinding):
     """Finding: the component works, but needs attention."""
 
     __slots__ = ()
     state: State = "degraded"
 
 
-class Unhealthy(Finding):
+class Unhealthy(CheckFinding):
     """Finding: the component does not work."""
 
     __slots__ = ()
@@ -174,7 +174,7 @@ class Watch:
         self._note(finding, finding.output, seconds)
         return None
 
-    def _note(self, finding: Finding, cause: str, seconds: float) -> None:
+    def _note(self, finding: CheckFinding, cause: str, seconds: float) -> None:
         before = self.damping.state
         state = self.damping.settle(finding.state)
         self.result = CheckResult(
@@ -251,7 +251,7 @@ class _Run:
         finally:
             self._watch._runs.pop(self.loop, None)
 
-    def _settle(self, finding: Finding, cause: str) -> None:
+    def _settle(self, finding: CheckFinding, cause: str) -> None:
         watch = self._watch
         try:
             watch._note(finding, cause, watch.clock.now() - self.began)
@@ -259,9 +259,9 @@ class _Run:
             self.answer.set_result(None)
 
 
-def _found(value: object) -> Finding:
+def _found(value: object) -> CheckFinding:
     """Return the finding for a check's return value."""
-    if isinstance(value, Finding):
+    if isinstance(value, CheckFinding):
         return value
     if value is None or value is True:
         return Healthy()
@@ -272,7 +272,7 @@ def _found(value: object) -> Finding:
     return Unhealthy(f"it returned {type(value).__name__}: return None, text or a finding")
 
 
-def _found_by(error: BaseException, *, hung: bool) -> tuple[Finding, str]:
+def _found_by(error: BaseException, *, hung: bool) -> tuple[CheckFinding, str]:
     """Return the finding for a check's exception: its type only; its text may hold a password."""
     if hung and isinstance(error, BulkheadFull):
         finding = Unhealthy("its last run still hangs in a thread")

@@ -1,7 +1,7 @@
 """Limits that are taken all or none, in this process or in a store, and their response headers.
 
-A `Group` is one `RateLimit` with a limit for each tier of each of its `RequestLimit`s. Which of
-them a request has to pass depends on its tier: that is computed once for each tier, as a `Part`.
+A `LimitGroup` is one `RateLimit` with a limit for each tier of each of its `RequestLimit`s. Which
+of them a request has to pass depends on its tier: that is computed once for each tier, as a `Part`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 class Part:
     """The limits of one group that the requests of one tier have to pass."""
 
-    def __init__(self, group: Group, entries: Sequence[Entry]) -> None:
+    def __init__(self, group: LimitGroup, entries: Sequence[Entry]) -> None:
         self.group = group
         self.entries = tuple(entries)
         self.keys = tuple(
@@ -196,7 +196,7 @@ class Granted:
         return before
 
 
-class Group:
+class LimitGroup:
     """Limits that are taken all or none."""
 
     def __init__(

@@ -36,8 +36,8 @@ from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
 from seawall.web.limits.groups import (
     Granted,
-    Group,
     Header,
+    LimitGroup,
     Part,
     field_name,
     policy_header,
@@ -200,10 +200,12 @@ class RequestLimits:
                 f" {known._counted}; write another name"
             )
 
-    def _group(self, limits: Sequence[RequestLimit], max_keys: int, **shared: Any) -> Group | None:
+    def _group(
+        self, limits: Sequence[RequestLimit], max_keys: int, **shared: Any
+    ) -> LimitGroup | None:
         if not limits:
             return None
-        return Group(self.name, self._clock, limits, max_keys=max_keys, shared=shared or None)
+        return LimitGroup(self.name, self._clock, limits, max_keys=max_keys, shared=shared or None)
 
     def _plan(self, tier: str | None) -> _Plan:
         local = None if self._local is None else self._local.part(tier)
