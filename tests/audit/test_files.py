@@ -45,7 +45,7 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
 
 
 def test_a_file_that_is_named_is_read(tmp_path: Path):
-    """Whoever names a test means it."""
+    """A file that is named explicitly is checked, also if it is a test."""
     path = tmp_path / "test_a.py"
     path.write_text(BAD)
     ((_, found),) = audit_files([path])

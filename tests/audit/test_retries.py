@@ -112,7 +112,7 @@ def test_our_own_retry():
 
 
 def test_urllib3_retry():
-    """urllib3 has no jitter unless asked, and repeats POST if it is told to."""
+    """urllib3 has no jitter by default, and repeats POST only if it is configured to."""
     assert_findings("""
         from urllib3.util.retry import Retry
         Retry(3)

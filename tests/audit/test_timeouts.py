@@ -452,7 +452,7 @@ def test_children_that_end_anyway_need_no_timeout():
 
 
 def test_commands_may_wait_for_their_children():
-    """Whoever runs a command watches it; a service that waits for a child is nobody's."""
+    """A command may wait for a child process without a timeout; a service may not."""
     code = "import subprocess\nsubprocess.run(command)\n"
     assert audit_source(code, "app/cli/build.py") == []
     assert [one.rule.id for one in audit_source(code, "app/client.py")] == ["SW103"]

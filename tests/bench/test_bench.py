@@ -496,7 +496,7 @@ def test_table_is_written_for_terminal_and_document():
 
 
 def test_machine_is_described_but_not_named():
-    """Nothing tells which machine it was."""
+    """The description of the machine contains nothing that identifies it."""
     assert set(report.machine()) == {"python", "gil", "system", "cores", "load"}
 
 

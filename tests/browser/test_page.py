@@ -57,7 +57,7 @@ def test_loads_without_a_complaint(service: Service, open_page: Opening):
 
 
 def test_without_the_slash_it_is_found_too(service: Service, open_page: Opening):
-    """Whoever leaves the last slash out sees the same page."""
+    """The page also loads from the path without the final slash."""
     until_live(open_page(service.url.rstrip("/")))
 
 
@@ -243,7 +243,7 @@ def test_broken_guards_come_first(service: Service, open_page: Opening):
 
 
 def test_a_lost_service_is_told_and_found_again(open_page: Opening, complaints: Any):
-    """When the service goes away the page says so; when it is back the page is live, by itself."""
+    """The page says that the service is gone, and reconnects when it is back."""
     complaints.expected = True  # requests that fail are what this is about
     with running() as service:
         page = open_page(service.url)
@@ -342,7 +342,7 @@ def test_a_large_page_has_cells_only_near_the_screen(open_page: Opening):
 
 
 def test_what_a_layer_offers_is_there_as_soon_as_it_is_opened(service: Service, open_page: Opening):
-    """Whoever opens a layer and is quick with Tab finds its buttons: they are drawn at once."""
+    """Opening a layer draws its buttons immediately, so that Tab reaches them."""
     page = open_page(service.url)
     as_operator(page)
     until_live(page)
@@ -477,7 +477,7 @@ def _luminance(page: Page, selector: str, what: str) -> float:
 
 
 def test_who_wants_no_motion_gets_none(service: Service, open_page: Opening):
-    """With reduced motion nothing on the page moves by itself."""
+    """With reduced motion nothing on the page is animated."""
     moving = """() => document.getAnimations()
         .filter((one) => one.playState === 'running'
             && (one.effect.getComputedTiming().duration > 50

@@ -93,7 +93,7 @@ def test_markup_has_no_way_in(service: Service, open_page: Opening, complaints: 
 def test_who_may_only_look_has_nothing_to_act_with(
     service: Service, open_page: Opening, complaints: Any
 ):
-    """Without an operator there is no button that acts, and what is posted is refused."""
+    """Without operator rights there are no action buttons, and a POST is refused."""
     page = open_page(service.url)
     until_live(page)
     assert page.locator("#who").inner_text() == "read only"
@@ -233,7 +233,7 @@ def test_a_page_of_another_origin_changes_nothing(
 
 
 def test_no_other_page_shows_it_in_a_frame(service: Service, open_page: Opening, complaints: Any):
-    """In a frame of another page it stays empty: nobody is led to click what he does not see."""
+    """The page stays empty in a frame of another page, which prevents clickjacking."""
     framing = text_app(f'<!doctype html><iframe src="{service.url}"></iframe>')
     with serve(framing, lifespan="off") as elsewhere:
         page = open_page("about:blank")

@@ -110,7 +110,7 @@ def rows(page: Page) -> Any:
 
 
 def until(page: Page, count: int) -> None:
-    """Wait until so many rows are shown."""
+    """Wait until `count` rows are shown."""
     page.wait_for_function(
         "n => document.querySelectorAll('#work-rows tr').length === n", arg=count
     )
@@ -136,7 +136,7 @@ def test_without_lists_there_is_no_such_part(service: Service, open_page: Openin
 def test_an_operator_opens_retries_and_drops(
     service: Service, queue: LocalQueue, open_page: Opening
 ):
-    """The latest is first; what is open is told with payload and error; each act is asked about."""
+    """The newest comes first; details show payload and error; each action asks first."""
     page = opened(open_page, service)
     until(page, 3)
     assert "mails" in page.locator("#work-lists").inner_text()
@@ -267,7 +267,7 @@ def test_it_works_by_keyboard(service: Service, open_page: Opening):
 
 @pytest.mark.parametrize("width", [360, 768, 1440])
 def test_it_fits_the_screen(service: Service, queue: LocalQueue, open_page: Opening, width: int):
-    """On a phone, too, also with an item open: nobody scrolls sideways."""
+    """On a phone nothing scrolls sideways, not even with an item open."""
     died(queue, {"to": "x" * 500}, "E" * 400)
     page = opened(open_page, service, viewport={"width": width, "height": 800})
     until(page, 4)

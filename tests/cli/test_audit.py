@@ -154,7 +154,7 @@ def test_a_process_without_findings(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_findings_of_a_process_have_a_baseline(tmp_path: Path):
-    """A service that was told once need not be told each day."""
+    """Findings in the baseline are not reported again."""
     known = str(tmp_path / "known.json")
     with served(audit=state({"findings": FINDINGS})) as (url, _):
         assert main(["audit", "--url", url, "--write-baseline", known]) == 0

@@ -62,7 +62,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_the_table_tells_every_metric(capsys: pytest.CaptureFixture[str]):
-    """Name, labels and kind are on a line, and what it tells below."""
+    """Each metric has a line with name, labels and kind, and its description below."""
     assert main(["metrics"]) == 0
     printed = capsys.readouterr().out
     flat = " ".join(printed.split())
@@ -156,7 +156,7 @@ def test_nothing_that_is_typed_raises(arguments: list[str]):
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
-    """`--help` tells what there is, and succeeds."""
+    """`--help` lists all commands and exits with 0."""
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     names = "worker top members metrics keys dead-letters audit simulate tune demo"
@@ -168,7 +168,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
 
 
 def test_version_is_told(capsys: pytest.CaptureFixture[str]):
-    """`--version` tells name and version on one line."""
+    """`--version` prints name and version on one line."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("seawall ")
 
@@ -265,7 +265,7 @@ def test_a_missing_module_is_told_with_what_brings_it(
 def test_an_interrupted_command_ends_quietly(
     instead: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ):
-    """Ctrl-C is no error: nothing is told, and the status is the shell's own."""
+    """Ctrl-C prints no error, and the exit status is the shell's usual one."""
 
     def interrupted(_argv: list[str]) -> int:
         raise KeyboardInterrupt
@@ -279,7 +279,7 @@ def test_an_interrupted_command_ends_quietly(
 def test_a_command_that_exits_has_its_status(
     ended: Any, status: int, instead: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ):
-    """`SystemExit` is a status, or a line that is told."""
+    """`SystemExit` carries a status, or a line that is printed."""
 
     def left(_argv: list[str]) -> int:
         raise SystemExit(ended)

@@ -51,7 +51,7 @@ WELL = message(_pod("web-1", _member("web-2")))
 def test_the_exit_status_tells_whether_somebody_is_suspected(
     how: str, code: int, capsys: pytest.CaptureFixture[str]
 ):
-    """0 if nobody is, 1 if somebody is suspected or confirmed as failed."""
+    """0 if no member is suspected, 1 if one is suspected or confirmed as failed."""
     with served(state=state(message(_pod("web-1", _member("web-2", how))))) as (url, _):
         assert main(["members", url]) == code
     assert how in capsys.readouterr().out
@@ -214,5 +214,5 @@ def test_a_real_dashboard_is_read(capsys: pytest.CaptureFixture[str]):
 
 
 def test_an_empty_table_has_no_lines():
-    """While nobody is watched."""
+    """The table is empty while no member is watched."""
     assert list(table([])) == []

@@ -87,7 +87,7 @@ def test_json_is_the_message_on_a_line(capsys: pytest.CaptureFixture[str]):
 def test_rich_is_needed_for_drawing_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Without rich, `--once --json` works; drawing says what to install, and asks nobody."""
+    """Without rich, `--once --json` works; drawing names the package, and asks no pod."""
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.setitem(sys.modules, name, None)
     with served(state=state(message())) as (url, asked):
@@ -270,7 +270,7 @@ def test_a_lost_dashboard_is_told_and_found_again():
 
 
 def test_live_waits_for_a_dashboard_that_is_not_there_yet():
-    """Nobody there: it says what it waits for, and keeps on trying."""
+    """Without a server it says what it waits for, and retries."""
     with terminal("http://127.0.0.1:1/seawall") as shown:
         shown.until("connection refused.*next try in")
         shown.press(b"\x03")

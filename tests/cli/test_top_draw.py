@@ -41,7 +41,7 @@ def drawn(told: dict[str, Any], width: int = 120, height: int | None = None, **m
 
 
 def test_it_says_what_is_wrong_and_since_when():
-    """A trouble is told with its place, its sentence, its beginning, how long and what to do."""
+    """A problem is shown with place, text, start, duration and advice."""
     text = drawn(ill())
     assert "■ 1 thing is wrong." in text
     assert re.search(

@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_in_a_line(answer: Answer, said: str):
 
 
 def test_redirects_are_not_followed():
-    """A redirect is told, escaped, and nobody else is asked: headers go nowhere else."""
+    """A redirect is reported, escaped, and not followed: headers reach no other host."""
     with served(state=state(message())) as (other, asked_there):
         answer = status(302, Location=f"{other}/state\x1b[2J")
         with served(state=answer) as (url, _), pytest.raises(Unreachable) as caught:
@@ -205,7 +205,7 @@ def test_a_message_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nobody_there_is_said():
-    """A port at which nobody listens is told as such."""
+    """A refused connection is reported as such."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(Unreachable, match="connection refused"):
@@ -213,7 +213,7 @@ def test_nobody_there_is_said():
 
 
 def test_tls_with_who_does_not_speak_it_is_said():
-    """A plain server that is asked by https is told in a line."""
+    """HTTPS to a plain HTTP server is reported in one line."""
     with served() as (url, _), pytest.raises(Unreachable, match="TLS failed"):
         source(url.replace("http:", "https:")).once()
 

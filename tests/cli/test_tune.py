@@ -78,7 +78,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_is_tuned(file: Path, capsys: pytest.CaptureFixture[str]):
-    """Each proposal has its reason, what was simulated is told, and what came of it."""
+    """Each proposal has its reason, what was simulated and the result."""
     assert main(["tune", str(file), *QUICK]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("guard 'vendor': 20.1 calls a second over 1000 s, 20 000 latencies")

@@ -333,7 +333,7 @@ def test_a_mistake_is_reported_before_anything_begins(
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]):
-    """What was written is told, and how to write it."""
+    """The error repeats the wrong value and says what to write."""
     assert main(["worker", "app:worker", *arguments]) == 2
     assert "write" in capsys.readouterr().err
 

@@ -227,7 +227,7 @@ class _Raw(Body, BytesIO):
 
 
 class _AiohttpBody(aiohttp.StreamReader):
-    """The body of an answer of aiohttp: all is there but its end, until somebody waits for it."""
+    """The body of an aiohttp response, complete but for its end, which must be awaited."""
 
     def __init__(self, step: Step) -> None:
         loop = asyncio.get_running_loop()
@@ -303,7 +303,7 @@ def _lost(name: str) -> Exception:
 
 
 def aiohttp_handler(server: Server) -> Any:
-    """Return a middleware of aiohttp that asks the scripted server, and nobody else."""
+    """Return an aiohttp middleware that asks only the scripted server."""
 
     async def ask(request: Any, _handler: Any) -> Any:
         step, written = server.next(), _Written()
@@ -447,7 +447,7 @@ def in_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers as its server is told."""
+    """Answers as scripted."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

@@ -96,7 +96,7 @@ def test_headers_are_sent_and_retry_after_is_obeyed():
 
 
 def test_a_lost_connection_is_tried_again_by_the_guard_only():
-    """A session repeats a lost GET by itself; the guard's attempts are not made twice by that."""
+    """A session repeats a lost GET on its own, which does not double the guard's attempts."""
 
     async def main(url: str) -> None:
         async with session_of(retrying()) as session:
@@ -238,7 +238,7 @@ def test_nothing_is_sent_after_the_total_time_of_the_session():
 
 
 def test_a_refused_connection_is_tried_again_for_a_post():
-    """Where nobody listens nothing was sent, so a POST without a key is tried again as well."""
+    """A refused connection sent nothing, so a POST without a key is retried as well."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

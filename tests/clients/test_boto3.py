@@ -244,7 +244,7 @@ def test_a_hung_service_is_given_up_on():
 
 @pytest.mark.alone
 def test_connecting_is_bounded_by_the_deadline_too():
-    """A listener that accepts nobody is given up on in time, and nothing was sent."""
+    """Connecting to a listener that never accepts ends in time, with nothing sent."""
     guard = new_guard(Timeout(0.2, sync="cooperative"))
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -275,7 +275,7 @@ def test_a_lost_connection_is_repeated_for_reads():
 
 
 def test_a_refused_connection_is_repeated_for_writes_too():
-    """Where nobody listens nothing was sent."""
+    """A refused connection sent nothing, so a write is retried as well."""
     with stub(Reply()) as service:
         pass
     guard = retrying()

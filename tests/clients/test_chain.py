@@ -20,7 +20,7 @@ from tests.clients.support import in_thread
 
 
 def check_time(chain: Chain) -> None:
-    """Demand that no service was told more time than the one that called it."""
+    """Demand that no service received more time than its caller had."""
     for told in chain.reached:
         if told.parent:
             most = chain.reached[int(told.parent)].seconds
@@ -81,7 +81,7 @@ def test_what_the_worst_request_costs(settings: Settings, worst: int):
 
 @pytest.mark.parametrize("settings", [NAIVE, Settings()], ids=["naive", "header and budgets"])
 def test_remaining_time_never_grows(settings: Settings):
-    """Each service is told at most as much time as the one that called it."""
+    """Each service receives at most as much time as its caller."""
     chain = in_process(settings, 10)
     check_time(chain)
 

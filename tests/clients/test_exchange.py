@@ -74,7 +74,7 @@ BROKEN_BODIES = "DecodingError", "ClientPayloadError"
 
 
 def guard_of(*policies: Any, attempts: int = 3, **options: Any) -> Guard:
-    """Return a guard on a clock of its own that makes up to so many attempts."""
+    """Return a guard with its own clock and that maximum of attempts."""
     clock = VirtualClock(1000.0)
     retry = Retry(on=transient, attempts=attempts, backoff=0.5)
     return new_guard(retry, *policies, clock=clock, rng=Random(7), **options)
@@ -101,7 +101,7 @@ def test_failed_answers_are_retried(carrier: Carrier, status: int):
 @carriers
 @pytest.mark.parametrize("status", [200, 204, 301, 400, 404, 409, 501, 505])
 def test_other_answers_are_not(carrier: Carrier, status: int):
-    """What the same request would only be told again is not asked for again."""
+    """Answers that a repeat would not change are not retried."""
     server = Server(Step(status, body=b""))
     answer = carrier.request(guard_of(), server, settings={})
     assert (answer.status_code, server.sent) == (status, 1)
@@ -384,7 +384,7 @@ def test_a_413_that_says_when_to_come_again_is_retried(carrier: Carrier, wish: s
 
 @carriers
 def test_which_statuses_mean_failure_is_a_setting(carrier: Carrier):
-    """Other statuses can be told to mean failure."""
+    """Further statuses can be configured as failures."""
     server = Server(Step(404), OK)
     answer = carrier.request(guard_of(), server, settings={"statuses": {404}})
     assert answer.status_code == 200
@@ -623,7 +623,7 @@ def _parts(timeout: Any) -> list[float]:
 
 @pytest.mark.parametrize("carrier", TIMED, ids=lambda carrier: carrier.name)
 def test_a_timeout_of_the_guard_is_a_deadline_too(carrier: Carrier):
-    """What is left of the guard's own Timeout bounds the library's, and is told the server."""
+    """The guard's remaining time bounds the library's timeout and is sent to the server."""
     guard, server = guard_of(Timeout(1.5, sync="cooperative")), Server(OK)
     carrier.request(guard, server, timeout=9.0)
     timeout = server.seen[0].timeout
@@ -710,7 +710,7 @@ def test_with_timeouts_of_the_beginning_they_add_up(monkeypatch: pytest.MonkeyPa
 
 @carriers
 def test_headers_tell_the_next_service(carrier: Carrier):
-    """Time left, criticality and attempt are told; the tenant only if asked; the rest is kept."""
+    """Deadline, criticality and attempt are sent; the tenant only on request."""
     server = Server(BUSY, OK)
     guard = guard_of()
     given_ = {"baggage": "a=1;p=2, b=3", "x-mine": "7"}

@@ -385,7 +385,7 @@ def test_a_failed_answer_whose_body_stops_is_still_that_answer(kind: str):
 def test_a_stalled_body_of_a_failed_answer_ends_before_its_attempt(
     limit: str, library: Any, guarded: Any
 ):
-    """Status and wishes count also where the guard would cancel who waits for the body."""
+    """Status and pushback count also if the guard would cancel the read of the body."""
     clock = VirtualClock()
     race = [Hedge(0.25, cap=1.0)] if limit == "hedged" else []
     bound = [] if limit == "deadline" else [Timeout(0.5)]
@@ -522,7 +522,7 @@ HANGING = st.tuples(
 
 @given(HANGING)
 def test_the_library_gives_up_before_it_is_cancelled(case: Any):
-    """A timeout of the guard's interrupts nobody who is connecting; the guard counts it."""
+    """The library's timeout ends a connect before the guard's; the guard counts it."""
     never_cancelled_inside(case)
 
 
@@ -625,7 +625,7 @@ def test_a_hung_server_is_given_up_on(library: Any, guarded: Any):
 
 @libraries
 def test_a_refused_connection_is_tried_again_for_a_post(library: Any, guarded: Any):
-    """Where nobody listens nothing was sent, so a POST without a key is tried again as well."""
+    """A refused connection sent nothing, so a POST without a key is retried as well."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

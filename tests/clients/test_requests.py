@@ -69,7 +69,7 @@ def test_a_hung_server_is_given_up_on():
 
 
 def test_a_refused_connection_is_tried_again_for_a_post():
-    """Where nobody listens nothing was sent, so a POST without a key is tried again as well."""
+    """A refused connection sent nothing, so a POST without a key is retried as well."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What tests of the dashboard's app need: a watcher that shows what it is told, a browser."""
+"""Support for tests of the dashboard's app: a scripted watcher and a browser."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Browser:
 
 
 class Viewer:
-    """One who follows the events; as slow as it is told to be."""
+    """A client that reads the event stream, as slowly as the test wants."""
 
     def __init__(self, app: Any, *headers: tuple[str, str], **more: Any) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ class Viewer:
 
 
 class Others:
-    """A source of pods that does as it is told."""
+    """A scripted source of pods."""
 
     def __init__(self, *views: Any) -> None:
         self.views_told: Any = list(views)

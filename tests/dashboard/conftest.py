@@ -16,5 +16,5 @@ def _asks_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing of another test be listed here, and nobody listen."""
+    """Hide the guards and listeners of other tests."""
     support.nobody_else(monkeypatch)

@@ -1,4 +1,4 @@
-"""A pod as a process of its own, at whose page nobody looks; until its standard input ends."""
+"""A pod in its own process, with no viewer, that runs until its standard input ends."""
 
 from __future__ import annotations
 

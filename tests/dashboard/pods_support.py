@@ -1,4 +1,4 @@
-"""Views that are valid, and watchers that return what they are told to, for tests of pods."""
+"""Valid views and scripted watchers, for tests of pods."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ NewPod = Callable[..., StorePods]
 
 @pytest.fixture
 def new_pod(new_store: Callable[..., RedisStore]) -> Iterator[NewPod]:
-    """Return a function that makes pods, each with a store of its own, that tell when told to."""
+    """Return a function that makes pods, each with its own store, that publish on demand."""
     stores: list[RedisStore] = []
 
     def make(name: str = "pod", *, every: float = NEVER, clock: Any = None, **more: Any) -> Any:
@@ -143,7 +143,7 @@ def names(pod: StorePods) -> list[str]:
 
 
 def put(client: redis.Redis, pod: StorePods, name: str, data: bytes, ago: float = 0.0) -> None:
-    """Write into the store what another pod might have told, or might not."""
+    """Write into the store what another pod might have published, or might not."""
     index, told, _mark = pod._keys
     client.zadd(index, {name: int((client.time()[0] - ago) * 1e6)})
     client.hset(told, name, data)

@@ -1,4 +1,4 @@
-"""What only a database or a store knows is asked for while somebody looks."""
+"""State that only a database or a store knows is read only while there are viewers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nobody_else")
 
 
 class Kept:
-    """Something whose state a store knows, and tells as slowly as it is told to."""
+    """A source whose state is in a store and is read as slowly as the test wants."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.asked = self.cancelled = self.now = self.most = 0
@@ -66,7 +66,7 @@ async def _outbox_as_shown(folder: Path, looks: int) -> Any:
 
 
 def test_the_age_of_an_outbox_is_seen_though_nobody_else_asks(tmp_path: Path):
-    """Whoever looks sees how much waits in the database, and for how long."""
+    """A viewer sees the outbox's backlog in the database, and its age."""
     shown = asyncio.run(_outbox_as_shown(tmp_path, looks=200))
     assert shown["state"] == "1 waiting"
     assert "oldest" in dict(shown["facts"])
@@ -194,7 +194,7 @@ def test_the_end_cuts_a_question_off():
 
 
 def test_with_nothing_to_ask_there_is_no_task(monkeypatch: pytest.MonkeyPatch):
-    """A service without a store or a database has nobody to ask."""
+    """A service without a store or a database starts no task for reading."""
     asked: list[Any] = []
     monkeypatch.setattr(sampler_module, "arefresh", lambda **_: asked.append(1))
     monkeypatch.setattr(registry, "entered", list)

@@ -12,7 +12,7 @@ from tests.dashboard.app_support import get
 
 
 def test_findings_are_served():
-    """What is dangerous in a stack is told with its guard, its rule and what to write."""
+    """Each finding about a stack has its guard, its rule and the remedy."""
 
     async def main() -> None:
         with registry.emptied():

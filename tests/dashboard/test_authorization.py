@@ -182,7 +182,7 @@ def test_nothing_but_the_right_combination_is_local(case: dict[str, Any]):
 
 @pytest.mark.parametrize("part", ["_is_loopback_name", "_is_of_proxy", "is_loopback"])
 def test_each_part_of_being_local_is_needed(part: str, monkeypatch: pytest.MonkeyPatch):
-    """Without one of the checks, somebody would be let in who is not this machine."""
+    """Without any one of the checks, a remote client would be let in."""
     monkeypatch.setattr(authorization, part, lambda _: part != "_is_of_proxy")
     assert falsified(only_the_local_is_let_in, LOCAL_CASES)
 
@@ -242,7 +242,7 @@ def test_only_true_lets_in(allow: Any, status: int, path: str):
 
 
 def test_a_callback_that_fails_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture):
-    """Whoever is refused by a failure cannot fill the log, nor write lines into it."""
+    """Clients refused by a failing callback cannot flood the log or inject lines."""
 
     async def main() -> None:
         app = Shown(allow=_raises)
@@ -257,7 +257,7 @@ def test_a_callback_that_fails_is_logged_once_a_minute(caplog: pytest.LogCapture
 
 
 def test_a_cookie_that_is_given_twice_counts_for_nothing():
-    """Nobody knows who set which of two cookies of one name; neither is believed."""
+    """Of two cookies with one name neither is trusted."""
     twice = http_scope(headers=[("cookie", "a=1; b=2; a=3"), ("cookie", "c=4; b=5")])
     assert dict(Visit.of(twice).cookies) == {"c": "4"}
     many = http_scope(headers=[("cookie", ";".join(f"n{i}=1" for i in range(10_000)))])

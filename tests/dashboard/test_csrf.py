@@ -57,7 +57,7 @@ def acted(changed: dict[str, str | None], *, method: str = "POST", path: str = "
 
 
 def test_what_is_given_twice_counts_for_nothing():
-    """Of a header that is there twice, nobody knows which one the browser wrote."""
+    """A header that is given twice is not trusted."""
 
     async def main() -> None:
         policy = Breaker(consecutive=3)
@@ -176,7 +176,7 @@ ROLES = st.fixed_dictionaries(
 
 @given(ROLES)
 def test_who_may_not_act_gets_no_session_and_does_nothing(case: dict[str, Any]):
-    """A session is for who may look and act; the token of somebody who may not is worth nothing."""
+    """A session needs the right to look and to act; without it a token is worthless."""
 
     def saying(what: Any) -> Any:
         def say(_visit: Visit) -> Any:
@@ -274,7 +274,7 @@ def test_behind_a_proxy_its_origin_counts():
 
 
 def test_dashboards_of_one_host_may_share_a_session():
-    """Whoever finds the cookie of another uses it, with a token of its own that the other refuses.
+    """A dashboard accepts another's cookie, but issues its own token, which the other refuses.
 
     So the cookie can be for the whole host, whatever path a proxy shows a dashboard under.
     """
@@ -298,7 +298,7 @@ def test_dashboards_of_one_host_may_share_a_session():
 
 
 def test_without_a_session_the_cookie_is_named():
-    """Who blocks cookies is told which one is wanted."""
+    """Without cookies the answer names the cookie that is missing."""
 
     async def main() -> None:
         browser = Browser(operated())
@@ -383,7 +383,7 @@ def test_a_body_that_is_no_small_json_is_refused(body: bytes, status: int):
 
 @pytest.mark.parametrize("length", ["16385", "9" * 5000, "-1", "x", "²"])
 def test_a_body_that_is_announced_too_large_is_not_read(length: str):
-    """The length that is told is believed if it is too large; none of the body is waited for."""
+    """An announced length that is too large is refused without reading the body."""
 
     async def main() -> None:
         browser = Browser(operated())

@@ -29,7 +29,7 @@ def _happens() -> None:
 
 
 def test_a_breaker_that_opens_is_seen_at_once():
-    """Whoever looks is sent the new state long before the next sample is due."""
+    """Viewers receive the new state long before the next sample is due."""
 
     async def main() -> None:
         vendor = Guard("vendor", Breaker(consecutive=1))
@@ -100,7 +100,7 @@ def test_without_the_pace_or_the_events_that_does_not_hold(
 
 
 def test_nobody_looks_and_nothing_is_hurried():
-    """Where nobody looks, a sample more is of no use to anybody."""
+    """Without viewers no additional sample is taken."""
 
     async def main() -> None:
         app = Shown(every=30.0)
@@ -131,7 +131,7 @@ def test_it_is_heard_from_any_thread():
 
 
 def test_what_is_over_or_forgotten_hears_nothing():
-    """One that was closed, whose loop is gone, or that nobody has any more, leaves nothing."""
+    """A dashboard that is closed, collected or without its loop leaves no listener."""
     called: list[int] = []
 
     async def main() -> None:
@@ -156,7 +156,7 @@ def test_what_is_over_or_forgotten_hears_nothing():
 
 
 def test_a_child_process_leaves_the_loop_of_its_parent_alone():
-    """After a fork the loop is the parent's: what happens in the child wakes nobody there."""
+    """After a fork, events in the child do not wake the parent's loop."""
 
     async def main() -> None:
         called: list[int] = []

@@ -70,7 +70,7 @@ def exposed() -> socket.socket:
 
 
 def test_a_lifespan_that_others_reach_fails():
-    """What was made before the port was bound finds it at start-up, and the server is told."""
+    """A dashboard made before the port was bound checks it at start-up and fails then."""
 
     async def main() -> None:
         sent: list[Any] = []
@@ -223,6 +223,6 @@ print("stopped")
 
 
 def test_who_looks_does_not_keep_a_service_from_stopping():
-    """A real server that is told to stop ends the stream, and then itself, without a time limit."""
+    """On shutdown a real server ends the open streams, and stops without a time limit."""
     ran = run_service(STOPPED)
     assert ran.stdout.split() == ["ended", "stopped"], ran.stderr

@@ -341,7 +341,7 @@ def test_a_pod_that_cannot_be_acted_on_is_told(source: Any, operable: list[bool]
 
 
 def test_a_subclass_has_further_acts_with_the_same_protection():
-    """What it calls wrong is told; who has no token or may not act does not reach it."""
+    """Its errors are reported; without a token or permission it is not reached."""
 
     class More(Shown):
         _posts = ("break",)

@@ -170,7 +170,7 @@ def test_hours_are_what_was_seen_within_each_step(
 
 
 def test_hours_go_on_when_the_clock_is_set_back() -> None:
-    """What comes after is a point of its own, at the time that the clock tells."""
+    """After the clock was set back, new samples become new points at the new time."""
     hours = CoarseHistory(HistoryStep(10.0, 9))
     point = history_module._guard_point(_rated(0.0, 1.0)["guards"][0])
     for at in (105.0, 15.0, 25.0):

@@ -60,7 +60,7 @@ def asked(*bodies: Any, operator: str | None = "ann") -> list[Answer]:
 
 
 def test_a_key_is_looked_up_and_forgotten(keys: Idempotency, caplog: pytest.LogCaptureFixture):
-    """Its state and events are told, nothing of its answer; what was done is logged, but no key."""
+    """State and events are shown, the answer is not; actions are logged without the key."""
     forget = {**ASKED, "act": "forget"}
     listed, shown, done, again, gone = asked({"act": "list"}, ASKED, forget, forget, ASKED)
     assert listed.json() == {"records": ["payments"]}
@@ -93,7 +93,7 @@ def test_only_an_operator_may_ask(keys: Idempotency):
 
 
 def test_what_is_in_flight_is_left_alone(keys: Idempotency):
-    """And a database that cannot be asked is told without its words."""
+    """A key in flight cannot be forgotten; a database error is reported without its text."""
     keys.reserve("bob", "POST /pay", "k", None)
     busy = {**ASKED, "scope": "bob", "key": "k", "act": "forget"}
     assert asked(busy)[0].status == 409

@@ -66,7 +66,7 @@ def test_it_lives_in_the_lifespan_of_another_app():
 
 
 def test_streams_can_be_ended_from_another_thread():
-    """Before a server is told to stop, its streams end; sampling goes on for who comes back."""
+    """Streams end before the server stops; sampling continues for those that return."""
 
     async def main() -> None:
         app = Shown(every=0.02)
@@ -142,7 +142,7 @@ def test_a_new_event_loop_begins_anew():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_process_knows_nothing_of_its_parents_loop():
-    """After a fork there is no sampler and nobody who looks."""
+    """After a fork there is neither a sampler nor a viewer."""
 
     async def main() -> None:
         app = Shown()

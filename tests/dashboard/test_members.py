@@ -209,7 +209,7 @@ def test_a_pod_that_doubts_itself_says_so(score: int | None, found: bool):  # no
 
 
 def test_messages_that_are_refused_are_a_trouble():
-    """Somebody has another key."""
+    """Messages signed with another key are reported."""
     pair = Pair()
     for refused in (0, 10):
         told = {"messages": {"sent": 1, "received": 0, "refused": refused}}
@@ -222,7 +222,7 @@ def test_messages_that_are_refused_are_a_trouble():
 
 
 def test_what_pods_see_of_a_member_is_one_sentence():
-    """A pause that three pods noticed is told once."""
+    """A pause that three pods noticed is reported once."""
     members = Members("pods")
     pairs = [Pair(pod=f"pod-{number}") for number in range(3)]
     members.change("pod-9", "alive", "suspected")

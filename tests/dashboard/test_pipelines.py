@@ -350,7 +350,7 @@ def test_items_that_go_on_as_lesser_ones_are_degraded_not_failing():
 
 
 def test_dead_letters_of_long_ago_are_counted_but_no_trouble():
-    """Whoever starts to look is not told of what was there before."""
+    """A new viewer is not warned of old dead letters."""
     stage = _stage("parse", dead_letters=7)
     view = _look(_seen(stage, _stage("store", "sink")))
     assert view["troubles"] == []
@@ -474,7 +474,7 @@ def test_a_process_without_pipelines_has_no_part_for_them():
 
 
 def test_a_pipeline_that_cannot_be_read_is_a_row_all_the_same():
-    """Somebody's source raised in its snapshot."""
+    """A pipeline whose source raises in its snapshot still has a row."""
     view = Pair().look({"pipeline": [{"name": "flow", "snapshot_error": "OSError"}]})
     check_view(view)
     assert _row(view)["state"] == "unreadable"

@@ -97,7 +97,7 @@ def test_what_is_being_told_at_the_end_is_told_before_it_leaves(
 def test_one_that_is_killed_is_told_to_be_gone_and_then_dropped(
     frozen: FrozenClock, new_pod: NewPod
 ) -> None:
-    """By the server's clock: gone when it should have told twice, dropped after 75 s."""
+    """By the server's clock: gone after two missed views, dropped after 75 s."""
     one, two = new_pod("one", clock=frozen), new_pod("two", clock=frozen)
     begun = frozen.now_us
     two._every = 1.0
@@ -115,7 +115,7 @@ def test_one_that_is_killed_is_told_to_be_gone_and_then_dropped(
 def test_a_restarted_pod_replaces_the_one_that_is_gone(
     frozen: FrozenClock, new_pod: NewPod
 ) -> None:
-    """Under the same name there is one; where both live, they are told apart by their process."""
+    """It takes the place of its name; if both live, their processes distinguish them."""
     one = new_pod("one", clock=frozen)
     first = new_pod("web", clock=frozen, pid=1)
     first._every = 1.0
@@ -149,7 +149,7 @@ def test_a_clock_that_is_set_back_lets_nobody_live_for_ever(
 
 
 def test_where_nobody_looks_little_is_told(new_pod: NewPod) -> None:
-    """Every five seconds; once somebody has looked, every second, and for 15 s after."""
+    """A pod publishes every five seconds; with a viewer every second, and 15 s longer."""
     one = new_pod("one")
     two = new_pod("two")
     two._every = 1.0
@@ -164,7 +164,7 @@ def test_where_nobody_looks_little_is_told(new_pod: NewPod) -> None:
 
 
 def test_the_mark_of_who_looks_goes_away(new_pod: NewPod, client: redis.Redis) -> None:
-    """By itself, and then a pod first tells that it will be slower, and then is."""
+    """It expires, and then a pod announces the slower pace before it slows down."""
     one, two = new_pod("one"), new_pod("two")
     two._every = 1.0
     read(one)
@@ -206,7 +206,7 @@ def test_what_is_seldom_is_told_at_once_and_what_is_not_seldom_is_told_together(
 
 
 def test_a_watcher_whose_view_is_new_is_not_asked_to_look_again(new_pod: NewPod) -> None:
-    """Who shows this pod here looks as often: what it has just seen is told."""
+    """A recent view for a local viewer is published without taking another sample."""
     one = new_pod("one")
     watcher: Any = one._watcher
     before = watcher.samples
@@ -218,7 +218,7 @@ def test_a_watcher_whose_view_is_new_is_not_asked_to_look_again(new_pod: NewPod)
 
 
 def test_who_closes_need_not_wait_for_what_was_to_be_told(new_pod: NewPod) -> None:
-    """Something happened just after a view was told: it would have been told later."""
+    """Closing does not wait for a view that was scheduled."""
     one, two = new_pod("one"), new_pod("two")
     emit(BreakerChanged, "vendor", before="closed", after="open", cause="failures", key=None)
     eventually(lambda: two._alarm is not None)
@@ -259,7 +259,7 @@ def test_a_view_that_takes_long_is_not_made_in_the_thread_of_the_store(
 def test_a_watcher_that_fails_is_tried_again_when_it_is_time(
     new_store: Callable[..., RedisStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told once in the log for each time, and nothing else ends."""
+    """Each failure is logged once, and nothing else stops."""
     watcher: Any = Shows("one")
     watcher.view = None
     watcher.sample = lambda: 1 / 0
@@ -284,7 +284,7 @@ def test_a_view_that_takes_long_is_told_seldom(new_pod: NewPod) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_process_is_another_pod(new_pod: NewPod) -> None:
-    """It tells its own view as soon as anything happens there, and the parent's stays."""
+    """The child publishes its own view as soon as something happens; the parent's stays."""
     one, two = new_pod("one"), new_pod("two")
     child = os.fork()
     if not child:
@@ -305,7 +305,7 @@ def test_a_child_process_is_another_pod(new_pod: NewPod) -> None:
 def test_three_processes_of_which_one_is_killed_and_one_leaves(
     new_store: Callable[..., RedisStore], redis_url: str
 ) -> None:
-    """All are seen, changes at once; the killed one is told to be gone, the other is not there."""
+    """All are seen immediately; the killed one is shown as gone, the other disappears."""
     store = new_store()
     one = StorePods(store, Shows("one"), every=0.2)
     pods = {name: Process(name, redis_url, store._core.prefix) for name in ("a", "b", "c")}

@@ -122,7 +122,7 @@ def test_what_others_wrote_is_left_out_counted_and_told(
 
 
 def test_keys_of_another_kind_are_not_in_the_way(new_pod: NewPod, client: redis.Redis) -> None:
-    """They are replaced: nobody else has any business under these names."""
+    """Keys of another type under these names are replaced."""
     one, two = new_pod("one"), new_pod("two")
     for key in one._keys:
         client.delete(key)
@@ -207,7 +207,7 @@ async def until_down(pod: StorePods) -> None:
 def test_while_the_store_is_away_that_is_said_and_when_it_is_back_all_are_there(
     pair: tuple[StorePods, StorePods], site: Site, fault: Any
 ) -> None:
-    """It raises in time, nothing is told, and nobody is taken for gone."""
+    """During a store outage reading raises in time, and no pod counts as gone."""
     one, two = pair
     watcher: Any = two._watcher
     with fault(site):

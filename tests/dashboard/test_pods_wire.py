@@ -1,4 +1,4 @@
-"""What pods tell each other, and what a reader makes of whatever it is told."""
+"""The format of the views that pods exchange, and how a reader treats bad ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plain(told: View) -> Any:
 
 @given(st.integers(0, 20), st.floats(0.1, 30.0), st.text(max_size=30))
 def test_what_is_packed_is_what_is_unpacked(guards: int, every: float, text: str) -> None:
-    """Small ones plain, larger ones compressed; how soon the next one follows is told with it."""
+    """Small views are plain, larger ones compressed; each says when the next follows."""
     told = view(guards=[guard(f"{text}-{place}") for place in range(guards)])
     data = pack(told, every)
     assert plain(unpack(data)) == plain(valid_view({**told, "every": every}))
@@ -103,7 +103,7 @@ def test_a_rushed_view_is_one_like_any_other() -> None:
 
 
 def test_what_json_has_no_word_for_does_not_keep_a_view_from_being_told() -> None:
-    """A number that is none is told as nothing."""
+    """NaN and infinity are sent as null."""
     seen = unpack(pack(view(guards=[guard(p50=float("nan"))]), 1.0))
     assert seen["guards"][0]["p50"] is None
 
@@ -222,7 +222,7 @@ def test_all_that_live_are_shown_and_nothing_of_the_gone_as_if_it_were_so_now(
     pods: list[PodReading],
     believing: bool,  # noqa: FBT001 - chosen by Hypothesis
 ) -> None:
-    """Those who told in time are there; of the rest it is said since when they are gone."""
+    """Pods that published in time are shown; the others with the time they went."""
     views = arrange_views(pods, NOW, "web", believing=believing)
     live = [one for one in pods if believing or not one.late(NOW)]
     assert sum("gone" not in one for one in views) == len(live)
@@ -240,7 +240,7 @@ def test_all_that_live_are_shown_and_nothing_of_the_gone_as_if_it_were_so_now(
 
 @pytest.mark.parametrize(("every", "seconds"), [(0.0, 0.5), (1.0, 3.0), (5.0, 13.0), (1e15, 75.5)])
 def test_a_pod_is_gone_when_it_should_have_told_twice(every: float, seconds: float) -> None:
-    """By what it said itself; nobody may say that it will be silent for ever."""
+    """By its own announced pace, which is bounded."""
     told = valid_view(view(every=every))
     at = NOW - int(seconds * SECOND)
     assert not PodReading("a", at, told).late(NOW)

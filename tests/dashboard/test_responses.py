@@ -67,7 +67,7 @@ def test_the_policy_lets_only_our_own_files_run():
 
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_names_break_out_of_nothing(name: str):
-    """A guard may be called anything: what is sent is plain JSON in one line, without markup."""
+    """Any guard name becomes plain JSON on one line, without markup."""
 
     async def main() -> None:
         guard = Guard(name, Bulkhead(1))

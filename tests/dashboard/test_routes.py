@@ -145,7 +145,7 @@ def test_what_is_not_there_is_told(method: str, path: str, status: int, allow: s
 
 
 def test_a_websocket_is_refused():
-    """Whoever asks for a websocket is turned away before it is accepted."""
+    """A websocket is refused before it is accepted."""
 
     async def main() -> None:
         sent: list[Any] = []

@@ -1,4 +1,4 @@
-"""A real server with a dashboard that somebody watches is told to stop."""
+"""A real server stops while a client watches its dashboard."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_stream_that_is_opened_after_the_signal_ends_at_once(handled: list[int
 
 
 async def live_message(dashboard: Dashboard) -> object:
-    """Return the first frame that somebody who looks now would be sent; None if there is none."""
+    """Return the first frame for a viewer that connects now; None without one."""
     live = dashboard._live()
     frame = await live.first(live.look())
     return None if live.broadcast.over else frame

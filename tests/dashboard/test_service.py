@@ -74,7 +74,7 @@ RAW = {
 
 
 def test_requests_that_no_browser_makes():
-    """Whatever is written to a real server's socket: only what is right is answered."""
+    """Raw bytes to a real server: only valid requests succeed."""
     with serve(Shown(operate=lambda _: "ann", every=60.0), http="h11") as url:
         port = int(url.rpartition(":")[2])
         answered = {}

@@ -1,4 +1,4 @@
-"""Dashboards that share a store: each is told to the others from the moment it is made."""
+"""Dashboards that share a store see each other as soon as they are made."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_pods_that_share_a_store_are_shown_by_each(new_store: NewStore) -> None:
 
 
 def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -> None:
-    """It is not made anew for each loop; once the dashboard is closed, the pod is gone."""
+    """All loops share one watcher; once the dashboard is closed, the pod is gone."""
     one, two = dashboard(new_store(), "one"), dashboard(new_store(), "two")
     first = two._telling
     assert first is not None
@@ -121,7 +121,7 @@ def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -
 
 
 def test_one_that_is_forgotten_leaves_nothing_behind(new_store: NewStore) -> None:
-    """Neither what tells of it, nor what listens; for the others it is gone."""
+    """No publisher and no listener stays; the other pods see it as gone."""
     store = new_store()
     own = list(store._core._background._handles)
     one, two = dashboard(new_store(), "one"), dashboard(store, "two")
@@ -174,7 +174,7 @@ def test_without_its_store_the_others_are_shown_as_they_were(new_store: NewStore
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_process_is_a_pod_of_its_own(new_store: NewStore) -> None:
-    """After a fork the child is told under a name of its own, once it looks or begins."""
+    """After a fork the child publishes under its own name, once it starts or has a viewer."""
     store = new_store(timeout=5.0)
     one = Dashboard(local=True, shared=store, every=0.05)
     outlet, inlet = os.pipe()

@@ -40,7 +40,7 @@ def test_guards_are_served_with_their_settings():
 
 
 def test_guards_that_are_part_of_something_else_are_left_out():
-    """Nobody sets the policies of an edge or of a database one by one."""
+    """Policies inside an edge or a database cannot be set one by one."""
     with registry.emptied():
         part = registry.release(Guard("edge", Timeout(3.0)))
         own = Guard("vendor", Timeout(3.0))

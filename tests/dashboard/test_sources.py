@@ -38,7 +38,7 @@ def test_a_watcher_that_fails_breaks_nothing(caplog: pytest.LogCaptureFixture):
 
 
 def test_nothing_to_show_is_told():
-    """While no sample can be taken, one look is told to come back."""
+    """While no sample can be taken, `/state` answers 503."""
 
     async def main() -> None:
         app = Shown()
@@ -106,7 +106,7 @@ def test_the_past_of_other_pods_is_kept_too(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_others_are_asked_for_while_somebody_looks():
-    """Not while nobody does: each pod would read all others for nothing; who comes waits for it."""
+    """Other pods are read only while there are viewers; a new viewer waits for the read."""
 
     async def main() -> None:
         others = Others(view_of("a"))

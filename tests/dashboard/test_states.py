@@ -48,7 +48,7 @@ def test_a_guard_with_a_broken_breaker_is_called_after_it(state: str):
 
 
 def test_the_worse_of_two_breakers_counts():
-    """One that an operator has isolated does not close by itself."""
+    """A breaker that an operator isolated does not close automatically."""
     assert _shown(_breaker("open"), _breaker("isolated"))["state"] == "isolated"
 
 

@@ -180,7 +180,7 @@ def test_a_viewer_whose_answer_cannot_begin_holds_up_no_end():
 
 
 def test_the_cap_on_viewers_holds_and_places_come_back():
-    """One more than `max_viewers` is told to come back; who leaves makes room."""
+    """Viewers beyond `max_viewers` are asked to come back; leaving frees a place."""
 
     async def main() -> None:
         app = Shown(max_viewers=2)
@@ -221,7 +221,7 @@ def test_a_viewer_that_hangs_up_in_the_middle_frees_its_place():
 
 
 def test_a_quiet_stream_has_a_heartbeat():
-    """Without news for a while, a comment tells that the stream is alive."""
+    """A stream without news sends comments to stay alive."""
 
     async def main() -> None:
         viewer = Viewer(Shown(every=100.0))
@@ -269,7 +269,7 @@ def test_without_asking_again_a_revoked_viewer_would_stay(monkeypatch: pytest.Mo
 
 
 def test_what_nobody_looks_at_is_not_written(monkeypatch: pytest.MonkeyPatch):
-    """While nobody looks, samples are taken, but not written as JSON; then once for all."""
+    """Without viewers samples are not serialized; with viewers once for all of them."""
     written: list[Any] = []
 
     def to_json(value: Any) -> bytes:

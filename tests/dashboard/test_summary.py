@@ -203,7 +203,7 @@ def test_consequences_of_a_cause_that_is_not_shown_are_one_problem() -> None:
 
 
 def test_pods_that_are_not_heard_of_follow_from_the_lost_store() -> None:
-    """Of such a pod it is told that it is old; its troubles may be over."""
+    """Such a pod is marked as stale; its problems may be over."""
     own = _pod("a", _trouble("store:s", tone="bad"), _trouble("dashboard/pods", "store:s"))
     late = _pod("b", _trouble("breaker:vendor:0"), age=10.0)
     gone = _pod("c", _trouble("pod-gone/c"), age=10.0, gone=NOW - 10)

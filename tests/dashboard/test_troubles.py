@@ -256,7 +256,7 @@ def test_where_nothing_is_wrong_nothing_is_said() -> None:
 
 
 def test_what_happens_now_is_told() -> None:
-    """Refusals, shedding, failures and fallbacks are told while they happen, and not after."""
+    """Refusals, shedding, failures and fallbacks are shown while they happen, not later."""
     clock = VirtualClock()
     pair = Pair()
     breaker = Breaker(consecutive=100, mode="off")
@@ -289,7 +289,7 @@ def _down() -> None:
 
 
 def test_a_spent_budget_is_wrong_only_while_it_refuses() -> None:
-    """After an outage it is not refilled yet, which is worth a look; then nothing is told."""
+    """A budget that refills after an outage is a warning; afterwards nothing is shown."""
     pair = Pair()
     retry = Retry(on=OSError, backoff=0, budget=RetryBudget())
     vendor = Guard("vendor", retry, clock=VirtualClock())
@@ -338,7 +338,7 @@ def test_one_failure_is_no_share() -> None:
 
 
 def test_calls_that_come_seldom_and_fail() -> None:
-    """A guard that is called every three seconds, always in vain, is told of."""
+    """A guard whose calls every three seconds all fail is reported."""
     clock = VirtualClock()
     pair = Pair()
     seldom = Guard("seldom", Breaker(mode="off"), clock=clock)
@@ -353,7 +353,7 @@ def test_calls_that_come_seldom_and_fail() -> None:
 
 
 def test_settings_that_differ() -> None:
-    """That pods disagree is told for a while, or until the settings are changed."""
+    """Different settings of pods are reported for a while, or until they change."""
     pair = Pair()
     fields = {"policy": "breaker", "shared_name": "s", "own": "a", "other": "b"}
     emit(events.SettingsDiffer, "vendor", **fields)

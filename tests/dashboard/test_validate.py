@@ -121,7 +121,7 @@ def test_what_is_too_much_is_refused() -> None:
     ],
 )
 def test_how_old_a_view_is_may_be_told(more: dict[str, Any], known: dict[str, Any] | None):
-    """It need not be told; if it is, it is kept, and it is a number."""
+    """The age is optional; if given, it is kept and must be a number."""
     if known is None:
         with pytest.raises(ValueError, match="number"):
             valid_view({**_VIEW, **more})

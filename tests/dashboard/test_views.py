@@ -245,7 +245,7 @@ def test_rates_add_up(instants: list[tuple[int, list[int]]]) -> None:
 
 @given(st.integers(1, 100), st.integers(0, 99))
 def test_a_counter_that_fell_counts_from_0(before: int, after: int) -> None:
-    """What was made anew is not taken to count backwards."""
+    """A counter that restarted is not taken to count backwards."""
     counters = Counters()
     for now, value in enumerate((before, after)):
         counters.begin(float(now))
@@ -255,7 +255,7 @@ def test_a_counter_that_fell_counts_from_0(before: int, after: int) -> None:
 
 
 def test_rates_of_calls() -> None:
-    """A view tells how many calls a second ended how, since the last one."""
+    """A view has the rates of calls by outcome since the previous one."""
     pair = Pair()
     guard = Guard("rated", Fallback(static(0)))
     pair.later()

@@ -35,7 +35,7 @@ QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], de
 
 
 def test_a_view_is_small_enough() -> None:
-    """Two hundred guards of seven policies fit in 256 KiB; what is ill is shown whole."""
+    """Two hundred guards of seven policies fit in 256 KiB; unhealthy ones are complete."""
     crowd = many_guards(MOST_GUARDS, ill=150)
     pair = Pair()
     view = pair.look(crowd)
@@ -139,7 +139,7 @@ def test_of_many_guards_some_are_looked_at_in_turn() -> None:
 
 
 def test_a_guard_to_which_something_happens_is_looked_at_at_once() -> None:
-    """Whoever's turn it is, a breaker that opened is seen in the next sample, until it is well."""
+    """An opened breaker is sampled next, out of turn, until it is well."""
     pair, crowd = Pair(), _crowd(60)
     pair.later()
     for place in (5, 55):
@@ -264,7 +264,7 @@ def test_a_subject_that_flaps_is_one_happening_until_it_is_quiet() -> None:
 
 
 def test_a_flap_without_end_is_cut_into_happenings() -> None:
-    """One that never rests begins anew after a while: its first hours are not one line."""
+    """Endless flapping starts a new entry after a while."""
     pair = Pair()
     for _ in range(100):
         emit(events.JobDied, "jobs", job="1", attempts=3, cause="c")
@@ -275,7 +275,7 @@ def test_a_flap_without_end_is_cut_into_happenings() -> None:
 
 
 def test_what_one_store_does_to_many_policies_is_one_happening() -> None:
-    """A store that is lost and comes back is told once, under its own name."""
+    """A store that is lost and comes back is reported once, under its own name."""
     pair = Pair()
     for before, after in (("shared", "local"), ("local", "shared")):
         for place in range(3):
@@ -311,7 +311,7 @@ class _Talkative:
 
 
 def test_each_event_has_its_sentence() -> None:
-    """Each kind of event that is heard can be told, and one that cannot is told so."""
+    """Each kind of event has a text, also one that cannot be shown."""
     pair = Pair()
     values: dict[str, Any] = {
         "attempts": 2, "seconds": 0.5, "age": 3.0, "token": 1, "held": True, "over": False,
@@ -334,7 +334,7 @@ def test_each_event_has_its_sentence() -> None:
 
 
 def test_an_event_in_the_middle_of_a_sample_waits_for_nothing() -> None:
-    """Whoever emits may hold a lock that the sample wants: to be heard must not wait for it."""
+    """The emitter may hold a lock that the sample needs: the listener must not wait."""
     pair = Pair()
     lock, inside, heard = threading.Lock(), threading.Event(), threading.Event()
 

@@ -47,7 +47,7 @@ class Pair:
         return self.watcher.sample()
 
     def look(self, snapshot: Any, seconds: float = 1.0) -> Any:
-        """Let time pass, and look at a snapshot that somebody made up."""
+        """Let time pass, and sample an invented snapshot."""
         self.wall.now += seconds
         self.clock.advance(seconds)
         self.watcher._happenings.take_in()
@@ -119,7 +119,7 @@ def check_view(view: Any) -> None:
 
 
 def many_guards(number: int, *, ill: int) -> dict[str, Any]:
-    """Return a snapshot of so many guards of seven policies; one of them is ill."""
+    """Return a snapshot of that many guards of seven policies; one of them is unhealthy."""
     (vendor,) = (one for one in everything()["guard"] if one["name"] == "w-vendor")
     guards = []
     for place in range(number):

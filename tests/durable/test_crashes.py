@@ -275,7 +275,7 @@ class Proxy:
 def test_lost_acknowledgements_of_commits_double_nothing(
     nursery: Nursery, postgres: Postgres, tmp_path: Path, seed: int
 ):
-    """The transaction is committed, the client is told nothing and tries again: a repeat."""
+    """A client retries a committed transaction whose answer was lost: it is a repeat."""
     shop = Shop(postgres.url)
     proxy = Proxy(postgres.port, 0.3, Random(seed))
     through = postgres.url.replace(f":{postgres.port}/", f":{proxy.port}/")

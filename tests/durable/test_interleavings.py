@@ -84,7 +84,7 @@ def test_who_dies_in_its_transaction_stalls_its_own_aggregates_only(server: Open
 
 
 def test_a_file_is_locked_from_the_look_at_ones_claims_on(tmp_path: Path):
-    """By a driver that begins its transaction late, too: nobody takes them over in between."""
+    """Claims cannot be taken over between the check and the write, with any driver."""
     source = Sqlite(tmp_path / "outbox.db")
     database = Database(source, name="late")
     migrate(database)
@@ -112,7 +112,7 @@ def first_of(steps: Steps[Any]) -> Steps[Any]:
 
 
 async def waited_for(database: Database, lock: int) -> None:
-    """Wait until somebody waits for that lock."""
+    """Wait until another transaction waits for that lock."""
     over = SYSTEM.now() + 10
     while SYSTEM.now() < over:
         async with database.atransaction() as raw:

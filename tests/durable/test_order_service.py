@@ -99,7 +99,7 @@ class Shop:
         return self.stop(*self._running)
 
     def check(self) -> None:
-        """See that all programs still run: nobody needs to wait for one that has died."""
+        """Assert that all programs still run, so that no test waits for a dead one."""
         dead = [name for name, process in self._running.items() if process.poll() is not None]
         assert dead == [], self.said()
 
@@ -222,7 +222,7 @@ class Client:
         return asked
 
     async def parcels(self, order: httpx.Response, least: int = 1) -> list[str]:
-        """Return the warehouse's parcels of an order, when there are so many."""
+        """Return the warehouse's parcels of an order, once there are that many."""
 
         async def asked() -> list[str]:
             told = (await self.http.get(f"{self.shop.warehouse}/parcels")).json()["parcels"]
@@ -453,7 +453,7 @@ def test_an_event_that_is_delivered_twice_arrives_once(shop: Shop):
 
 
 def test_an_invoice_is_asked_for_until_it_is_made(shop: Shop):
-    """202 tells where to ask and when; the same key is the same job, for another order 422."""
+    """202 says where and when to ask; a repeated key is the same job, or 422."""
 
     async def main(client: Client) -> None:
         order, key = await client.placed(token_hex(8), 2), token_hex(8)

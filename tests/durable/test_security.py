@@ -1,4 +1,4 @@
-"""What nobody can do by an Idempotency-Key, nor by writing into the table of records."""
+"""What an attacker cannot do with an Idempotency-Key or by writing into the table."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def _awaited(_incoming: Any) -> str:
     ],
 )
 def test_arguments_are_checked(database: Database, options: dict[str, Any], says: str):
-    """A mistake is told where it is made, with what to write instead."""
+    """A wrong argument raises immediately, with what to write instead."""
     given_options = {"idempotency": Idempotency(database), "routes": ["/orders"], "scope": user}
     with pytest.raises((TypeError, ValueError), match=says):
         IdempotentRequests(Shop(), **{**given_options, **options})
@@ -171,7 +171,7 @@ class Crossing:
         await send({"type": "http.response.body", "body": own})
 
     def check(self, asked: list[Asked]) -> None:
-        """Nobody is answered with what another, another method or another path was answered."""
+        """Assert that each answer belongs to its user, method and path."""
         self._serial += 1
         asyncio.run(self._main(asked))
 
@@ -254,14 +254,14 @@ def test_scopes_stay_apart(scopes: list[Any]):
 
 
 class Login:
-    """Proves who asks, and tells those inside by a header: whatever a stranger wrote there."""
+    """Authenticates requests, and replaces any header in which a client names itself."""
 
     def __init__(self, app: Any, *, in_place: bool) -> None:
         self._app = app
         self._in_place = in_place
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Let nobody say who they are."""
+        """Remove any header in which a client names itself."""
         proven = dict(scope["headers"])[b"authorization"].removeprefix(b"Bearer of-")
         headers = [pair for pair in scope["headers"] if pair[0] != b"x-user"]
         headers.append((b"x-user", proven))
@@ -273,7 +273,7 @@ class Login:
 
 
 async def _pretend(opening: Opening, *, in_place: bool) -> tuple[Answer, Answer]:
-    """Return what ann is told, and then eve who writes that she is ann."""
+    """Return the answers to ann, and to eve who pretends to be ann."""
     async with edge_of(opening, Shop(), routes=["/orders"]) as app:
         edge = Edge(Login(app, in_place=in_place), name="shop")
         asked = [(KEY, USER, ("authorization", f"Bearer of-{who}")) for who in ("ann", "eve")]
@@ -282,7 +282,7 @@ async def _pretend(opening: Opening, *, in_place: bool) -> tuple[Answer, Answer]
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_what_a_login_has_proven_counts(quick: Opening, in_place: bool):  # noqa: FBT001 - as drawn
-    """Not what a stranger wrote and the edge outside has seen: eve is not told what ann was."""
+    """The authenticated user counts, not a client's header: eve gets none of ann's answers."""
     ann, eve = asyncio.run(_pretend(quick, in_place=in_place))
     assert first(ann)
     assert first(eve)
@@ -401,7 +401,7 @@ async def _leave_a_key(opening: Opening) -> str:
 
 
 def test_keys_are_stored_hashed(opening: Opening):
-    """Who reads the table learns no key: with one, somebody could ask for its answer."""
+    """Reading the table reveals no key with which to ask for an answer."""
     assert "8e03978e" not in asyncio.run(_leave_a_key(opening))
 
 
@@ -425,7 +425,7 @@ FOUND = {
 
 
 async def _ask_for_much(opening: Opening, parts: tuple[bytes, ...]) -> None:
-    """Look: the first has it all, a repeat is told where to find it, nothing is done again."""
+    """Check that a large answer is sent once; a repeat is sent a reference, and runs nothing."""
     headers = [(name.encode(), value.encode()) for name, value in FOUND.items()]
     length = str(sum(map(len, parts))).encode()
     more = [(b"content-length", length), (b"content-encoding", b"br"), (b"x-more", b"y" * 100)]
@@ -446,7 +446,7 @@ async def _ask_for_much(opening: Opening, parts: tuple[bytes, ...]) -> None:
 
 @pytest.mark.parametrize("parts", [(b"x" * 101,), (b"x" * 60, b"x" * 41), (b"x" * 50,) * 9])
 def test_large_answers_leave_a_tombstone(opening: Opening, parts: tuple[bytes, ...]):
-    """The status and where to look are kept, the body is not, and that is told."""
+    """Status and reference are kept, the body is not, and the repeat says so."""
     asyncio.run(_ask_for_much(opening, parts))
 
 

@@ -38,12 +38,12 @@ class World:
         self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
 
     async def work(self, *_given: Any) -> None:
-        """Begin, and ignore any cancellation until told to go on."""
+        """Start, and ignore any cancellation until released."""
         self.begun.set()
         await stubborn(self.goes_on)
 
     async def hang(self, *_given: Any) -> None:
-        """Begin, and wait until told to go on, or cancelled."""
+        """Start, and wait until released or cancelled."""
         self.begun.set()
         await self.goes_on.wait()
 
@@ -99,7 +99,7 @@ def test_what_ignores_its_cancellation_is_left_at_the_end_of_the_grace(kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_is_cancelled_again_and_again_leaves_nothing_at_work(kind: str, tmp_path: Path):
-    """Also in the middle of winding up: what nobody prolongs a lease for is cancelled, and left."""
+    """Repeated cancellation, also during the shutdown, ends all work and its leases."""
 
     async def main() -> None:
         async with world_in(tmp_path) as world:

@@ -329,7 +329,7 @@ def test_the_bounds_of_a_page_are_what_the_documentation_says():
 
 
 def test_a_mistake_is_told_without_asking_the_database(tmp_path: Path):
-    """Also while it is away: what is wrong is the argument."""
+    """A wrong argument raises also during an outage of the database."""
     database = Database(Sqlite(tmp_path / "missing" / "lists.db"), name="away")
     for things in (Jobs(database), Outbox(database)):
         with pytest.raises(ValueError, match="state='whatever'"):

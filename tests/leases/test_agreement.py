@@ -71,7 +71,7 @@ def new_lease(dialect: str, request: pytest.FixtureRequest) -> Iterator[Callable
 
 
 def overtaken(steps: Any) -> Any:
-    """Let the first look find nobody, as if another had taken the lease just after it."""
+    """Let the first check find the lease free, as if another took it just afterwards."""
     next(steps)
     asked = steps.send([])
     try:

@@ -25,7 +25,7 @@ __all__ = ["events"]  # a fixture
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    """Renew nothing by itself."""
+    """Switch off automatic renewal."""
     from seawall.durable.database.leases import DatabaseLease
     from seawall.redis.lease import RedisLease
 
@@ -295,7 +295,7 @@ def test_it_is_held_from_before_the_request_was_sent(site: Site):
 
 @pytest.mark.usefixtures("by_hand")
 def test_tokens_rise_after_a_clock_that_was_set_back(site: Site):
-    """And nobody is locked out for longer than one time to live by the clock as it is now."""
+    """The lease is free after at most one time to live by the new clock."""
 
     async def scenario():
         one, other = await two(site, "back")

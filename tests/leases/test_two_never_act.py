@@ -204,7 +204,7 @@ class Arena:
         self.next_act(above=token if seconds > TTL else 0)
 
     def take_the_store_away(self, site: Site) -> None:
-        """Let the store be gone for longer than a lease: somebody leads anew afterwards."""
+        """Stop the store for longer than a lease: afterwards there is a new leader."""
         token = self.next_act()
         with site.store_gone():
             SYSTEM.sleep(TTL * 2)

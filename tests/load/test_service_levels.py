@@ -1,4 +1,4 @@
-"""ServiceLevels: what moves it, who reads it, and what it tells."""
+"""ServiceLevels: what changes the level, who reads it, which events it emits."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_moves_are_told():
 
 
 def test_a_listener_may_read_the_levels():
-    """An event is told outside of the lock."""
+    """Events are emitted outside the lock."""
     seen = []
     with virtual_time():
         levels = ServiceLevels("shop", load=lambda: 1.0)

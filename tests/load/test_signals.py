@@ -136,7 +136,7 @@ def test_it_works_in_a_child_of_a_fork():
 
 
 def test_it_shows_itself():
-    """The snapshot tells what was measured, the limit and the value."""
+    """The snapshot has the measurement, the limit and the value."""
     signal = Signal("sessions", lambda: 30, limit=40)
     assert signal.snapshot() == {
         "name": "sessions",
@@ -373,7 +373,7 @@ def test_thread_queue_is_the_share_of_places_taken():
 
 
 def test_pools_and_executors_are_read_too():
-    """What they lend, who waits for it, and on which clock."""
+    """A signal reads their used slots, their waiters and their clock."""
     with virtual_time() as clock, Pool(object, name="database", max_size=4) as pool:
         in_use, wait = in_flight(pool), queue_time(pool, limit=1.0)
         assert (in_use(), wait()) == (0.0, 0.0)
@@ -400,7 +400,7 @@ def test_thread_queue_reads_the_standard_library_s_executors():
 
 
 def test_a_signal_keeps_no_guard_alive():
-    """A closed guard is garbage, though somebody reads a signal of it."""
+    """A closed guard is collected even while a signal refers to it."""
     guard = Guard("watched", Bulkhead(1))
     signal = in_flight(guard)
     known = weakref.ref(guard)
@@ -673,7 +673,7 @@ def test_many_signals_have_one_monitor_in_a_loop():
 
 
 def test_nobody_reads_and_it_ends():
-    """A loop that waits for nothing is not kept going by it, and a later reading starts it anew."""
+    """Without readers the sampler ends; the next reading starts it again."""
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()

@@ -108,7 +108,7 @@ def test_a_block_that_nobody_saw_is_reported_when_it_is_over(reports):
 
 
 def _check_blocks(program: list[tuple[float, float]]) -> None:
-    """Let the loop rest and be blocked in turn, and compare what is told with what was."""
+    """Alternate between an idle and a blocked loop, and compare reports with reality."""
     told: list[LoopBlocked] = []
     unsubscribe = subscribe(told.append, LoopBlocked)
 
@@ -201,7 +201,7 @@ PAUSES = st.tuples(st.integers(6, 40), st.booleans())
 
 @given(PAUSES)
 def test_a_paused_watchdog_accuses_no_stack(case):
-    """When the whole process stood still, that is told, and no innocent line of code is named."""
+    """A pause of the whole process is reported as such, without a line of code."""
     assert len(_check_pause(case)) == 1
 
 
@@ -249,7 +249,7 @@ def test_a_thread_that_is_gone_has_no_stack(reports):
 
 
 def test_a_real_block_is_reported_while_it_lasts(reports):
-    """The loop waits for an event that is set only when the watchdog has told where it waits."""
+    """The loop is released only after the watchdog has reported where it blocks."""
     told = threading.Event()
     unsubscribe = subscribe(lambda _: told.set(), LoopBlocked)
 
@@ -275,7 +275,7 @@ def test_a_real_block_is_reported_while_it_lasts(reports):
 
 
 def test_one_watchdog_watches_several_loops(reports):
-    """Each thread's loop is told apart: only the one that is blocked is reported."""
+    """Of several threads' loops only the blocked one is reported."""
     told = threading.Event()
     unsubscribe = subscribe(lambda _: told.set(), LoopBlocked)
     dog = LoopWatchdog(0.05, name="several")

@@ -187,7 +187,7 @@ def test_hosts_are_found_by_name_address_metadata_or_function():
 
 
 def test_names_that_fit_no_host_are_logged_once(caplog):
-    """A mapping that never fits would eject nobody, in silence."""
+    """A mapping that matches no host would otherwise eject none, silently."""
     members, upstreams = Watchers("a", "b"), new_upstreams()
     with caplog.at_level(logging.WARNING, "seawall"):
         eject_suspected(members, upstreams)
@@ -228,7 +228,7 @@ def test_two_groups_set_aside_the_hosts_of_one_set_apart():
 
 
 def test_a_listener_may_close_the_action_that_it_hears_of():
-    """No lock is in its way, and what was done is undone."""
+    """Closing takes no lock of the caller, and undoes the effect."""
     members, upstreams = Watchers(*URLS), new_upstreams()
     action = eject_suspected(members, upstreams)
     stop = subscribe(lambda _event: action.close(), HostEjected)
@@ -254,7 +254,7 @@ def test_a_function_of_the_user_that_fails_leaves_no_subscriber_behind():
 
 
 def test_changes_of_many_threads_leave_the_state_of_the_group():
-    """Whoever comes last, the action fits the group."""
+    """Whichever thread is last, the action matches the group."""
     members, upstreams = Watchers(*URLS), new_upstreams()
     eject_suspected(members, upstreams)
     begin = threading.Barrier(4)
@@ -321,7 +321,7 @@ def test_the_share_needs_the_bound(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_process_asks_all_hosts_until_its_own_detector_speaks():
-    """Nobody watches in a child process, so no suspicion would ever end there."""
+    """No detector runs in a child process, so a suspicion would never end there."""
     members, upstreams = Watchers(*URLS), new_upstreams()
     eject_suspected(members, upstreams)
     members.move(URLS[0], SUSPECTED)
@@ -340,7 +340,7 @@ def test_a_child_process_asks_all_hosts_until_its_own_detector_speaks():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_process_can_subscribe_though_a_thread_held_the_lock():
-    """The lock of a thread that has not come along is nobody's."""
+    """The lock of a thread that does not exist in the child is free."""
     members = Watchers(*URLS)
     held, release = threading.Event(), threading.Event()
 
@@ -497,7 +497,7 @@ def test_a_leader_whose_own_health_is_bad_steps_down(score, times):
 
 
 def test_a_leader_does_not_step_down_for_its_only_peer():
-    """Of two, nobody can tell which is cut off; and one that does not lead does nothing."""
+    """With two members, neither knows which is cut off; a follower does nothing."""
     members, leader = Watchers("a", "b", kind="cluster"), Candidate()
     hand_over(members, leader)
     members.move("b", CONFIRMED)
@@ -557,7 +557,7 @@ def test_health_is_degraded_while_too_many_members_are_missing():
 
 
 def test_the_finding_counts_members_that_have_not_left():
-    """Nobody is missed who has said goodbye, and an empty group is well."""
+    """A member that left is not missing, and an empty group is healthy."""
 
     async def main():
         members = Watchers("a", "b", "c")

@@ -46,7 +46,7 @@ class Node:
         return self.swim.receive(message, source, self.clock.now(), reliable=reliable)
 
     def hear(self, message, *, reliable=False):
-        """Receive a message of somebody that has the key."""
+        """Receive a message signed with the right key."""
         return self.take(self.peer.encode(message), message.source, reliable=reliable)
 
     def view(self):
@@ -89,7 +89,7 @@ class Wires:
                 self.follow(there, there.take(data, node.swim.own.name, reliable=one.reliable))
 
     def inject(self, name, *updates):
-        """Let a member hear something from somebody that has the key."""
+        """Let a member receive a message signed with the right key."""
         node = self.nodes[name]
         self.follow(node, node.hear(Message(MessageKind.GOSSIP, "evil", updates)))
 
@@ -251,7 +251,7 @@ def test_an_answer_to_another_member_proves_nothing():
 
 
 def test_a_lost_refutation_is_repeated():
-    """An accusation that goes on shows that somebody has not heard it."""
+    """An accusation that continues shows that its sender missed the refutation."""
     node = Node()
     for number in range(40):  # all places to which it could be passed on have been used up
         node.hear(Message(MessageKind.PING, "b", (), number, "a"))

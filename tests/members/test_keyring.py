@@ -98,7 +98,7 @@ def test_the_key_that_signs_cannot_be_removed():
     "host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"]
 )
 def test_a_loopback_address_needs_no_key(host):
-    """Nobody else reaches it."""
+    """Only this machine reaches it."""
     check_exposure(host, None)
 
 

@@ -262,7 +262,7 @@ def test_a_work_that_was_cut_off_begins_again_in_the_next_term():
 
 
 def test_a_lease_that_another_took_ends_the_term_at_the_next_renewal():
-    """The store has forgotten this leader: nobody waits for the margin."""
+    """After the store forgot this leader, the next one does not wait for the margin."""
 
     async def scenario():
         store = Memory()

@@ -115,7 +115,7 @@ def test_a_message_arrives_as_it_was(kind, message):
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=["signed", "encrypted"])
 def test_what_the_wrong_key_signed_is_refused(kind):
-    """And so is what nobody signed."""
+    """Messages with a wrong signature, or none, are refused."""
     _sender, receiver = pair(kind)
     stranger = Party(b"another key of at least 16", encrypt=len(kind) > 1)
     assert receiver.refusal(stranger.encode(PING)) == "key"
@@ -310,7 +310,7 @@ def update(state=0, incarnation=1, name=b"c", address=b"h:1", by=b"", metadata=b
     ],
 )
 def test_fields_beyond_their_bounds_are_refused(fields):
-    """Even of somebody who has the key: it may be a defect, or another version."""
+    """Also if the signature is right: it may be a defect, or another version."""
     assert Party(KEY).refusal(forged(**fields)) == "malformed"
 
 
@@ -324,7 +324,7 @@ def test_kinds_of_later_versions_are_refused_apart():
 
 @pytest.mark.parametrize("incarnation", [2**64 - 1, 2**53, int((START + SKEW) * 1000) + 1])
 def test_an_incarnation_ahead_of_the_clock_is_left_out(incarnation):
-    """Nobody could refute it: the rest of the message counts."""
+    """It could not be refuted, so it is ignored; the rest of the message counts."""
     receiver = Party(KEY)
     rest = update(incarnation=incarnation, name=b"c") + update(name=b"d")
     message = receiver.decode(forged(updates=2, rest=rest))

@@ -76,7 +76,7 @@ def _one_loop() -> Iterator[None]:
 
 
 class Script:
-    """A service whose methods end as told, one after the other, and then well."""
+    """A service whose methods fail as scripted, in order, and succeed afterwards."""
 
     def __init__(self, *codes: Code, pushback: str | None = None) -> None:
         self.codes = list(codes)
@@ -217,7 +217,7 @@ def _called_once(codes: list[Code]) -> None:
 @settings(max_examples=10)
 @given(st.lists(st.sampled_from([Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED]), max_size=3))
 def test_no_failure_makes_it_twice(codes: list[Code]) -> None:
-    """Whatever fails, a method that nobody called idempotent is called once."""
+    """No failure repeats a method that was not declared idempotent."""
     _called_once(codes)
 
 
@@ -477,7 +477,7 @@ def test_pushback_never_raises(value: str | bytes) -> None:
 
 @given(st.floats())
 def test_pushback_is_never_less_than_meant(seconds: float) -> None:
-    """What is written is read as at least as long, or as never."""
+    """A written pushback is read back as at least as long, or as never."""
     read = read_pushback(write_pushback(seconds))
     assert read == NEVER or seconds <= read <= seconds + 0.002
 
@@ -536,7 +536,7 @@ def test_hedged_calls_run_twice() -> None:
 
 
 def test_what_may_not_be_repeated_is_not_hedged() -> None:
-    """A hedge leaves a method alone that nobody called idempotent."""
+    """A hedge does not repeat a method that was not declared idempotent."""
     calls = []
 
     def slow(request: bytes, context: Any) -> bytes:
@@ -579,7 +579,7 @@ def test_futures_hold_the_gates_until_they_are_over() -> None:
 
 
 def _settle(guard: Guard, gate: int = 0) -> None:
-    """Wait until gRPC's own thread has told that all is over."""
+    """Wait until gRPC's own thread has reported the end of all RPCs."""
     over = threading.Event()
     for _ in range(200):
         if not guard.snapshot()["policies"][gate]["in_flight"]:
@@ -648,7 +648,7 @@ def test_reader_and_writer_calls_work() -> None:
 
 
 def _hanging(reached: asyncio.Event) -> dict[str, Callable[..., Any]]:
-    """Return aio methods that hang, those with items after the first; `reached` tells of them."""
+    """Return aio methods that hang, streams after their first item; `reached` is set then."""
 
     async def unary(_request: Any, _context: Any) -> bytes:
         reached.set()
@@ -664,7 +664,7 @@ def _hanging(reached: asyncio.Event) -> dict[str, Callable[..., Any]]:
 
 
 async def _cancelled_anywhere(plan: list[tuple[int, int]]) -> int:
-    """Cancel calls after so many turns of the loop; return how many slots are still taken."""
+    """Cancel calls after each number of loop turns; return how many slots stay taken."""
     guard = new_guard(Bulkhead(3, max_wait=5.0, max_waiting=8))
     reached = asyncio.Event()
     interceptors = aio_interceptors(guard, idempotent=True)
@@ -716,12 +716,12 @@ async def _cancelled_in_mid_stream() -> int:
 
 
 def test_a_stream_that_is_cancelled_gives_its_slot_back() -> None:
-    """The gates are left when gRPC says that the RPC is over, though nobody reads on."""
+    """The gates are left when gRPC reports the end, even if no caller reads on."""
     assert arun(_cancelled_in_mid_stream()) == 0
 
 
 def test_it_would_keep_it_if_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the gates were not told that an RPC is over, slots would be lost."""
+    """If the gates did not hear that an RPC is over, slots would be lost."""
     monkeypatch.setattr(held, "awhen_over", lambda _call, _leave: True)
     assert arun(_cancelled_in_mid_stream()) == 1
 

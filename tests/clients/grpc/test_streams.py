@@ -206,7 +206,7 @@ def test_what_cannot_act_on_a_stream_is_left_out() -> None:
 
 
 def test_metadata_comes_before_items() -> None:
-    """An aio stream that nobody called idempotent is begun at once: its metadata is there."""
+    """An aio stream that is not idempotent starts immediately: its metadata is there."""
     go = threading.Event()
 
     def subscribe(request: bytes, context: Any) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ class Vendor:
     """Answers as its script says, step by step; then as all is well."""
 
     def __init__(self, *steps: Any, used: tuple[int, int] = (7, 5), **headers: str) -> None:
-        """Say that each call used so many tokens, and what is left, in every answer."""
+        """Report that usage, and the remaining tokens, in every answer."""
         self.steps = list(steps)
         self.used = used
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -134,7 +134,7 @@ def test_a_429_is_tried_again_when_the_vendor_says(by: Any, loop: asyncio.Runner
 
 @LIBRARIES
 def test_an_open_breaker_refuses_before_a_request_is_sent(by: Any, loop: asyncio.Runner):
-    """One failure opens it; no library retries by itself, and none hides what refused."""
+    """One failure opens it; no library retries on its own or hides the refusal."""
     vendor = Vendor(*[refuses(500)] * 9)
     guard = new_guard(Breaker(consecutive=1), Timeout(30.0))
     raised: list[BaseException] = []

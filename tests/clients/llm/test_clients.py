@@ -48,7 +48,7 @@ def test_what_may_be_sent_again() -> None:
 
 
 def test_the_key_of_the_context_is_not_the_vendors() -> None:
-    """It names what our own caller wants once: no vendor is told, and POSTs stay what they are."""
+    """The caller's idempotency key is not sent to vendors, and POSTs stay unchanged."""
 
     async def main() -> None:
         vendor = Vendor(*[refuses(500)] * 2)

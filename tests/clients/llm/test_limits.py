@@ -65,7 +65,7 @@ def left_of(guard: Guard) -> dict[str, int]:
 
 
 def settles_exactly(calls: list[tuple[int, int, int, int, str]]) -> None:
-    """Check that what is charged is what was used; the estimate, where nobody knows."""
+    """Check that the charge equals the usage, or the estimate where usage is unknown."""
     with virtual_time():
         limits = TokenLimits(
             requests="1000/min", tokens="90k/min", input_tokens="80k/min", output_tokens="70k/min"
@@ -232,7 +232,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize(("options", "left"), [({}, 985), ({"cached": True}, 885)])
 def test_tokens_from_a_cache(options: dict[str, bool], left: int) -> None:
-    """What was read from a cache, and is told apart, counts only where it is asked for."""
+    """Cached tokens that are reported apart count only if the limit includes them."""
     with virtual_time():
         limits = TokenLimits(tokens="1000/min", **options)  # type: ignore[arg-type]
         usage = {"input_tokens": 5, "cache_read_input_tokens": 100, "output_tokens": 10}
@@ -325,7 +325,7 @@ def test_no_pauses_where_the_limit_is_the_vendors_own(monkeypatch: pytest.Monkey
 
 
 def test_a_vendor_that_refills_at_once() -> None:
-    """Told so, or where the vendor does not tell its limit, its word holds to the end."""
+    """If configured so, or if the limit is unknown, the vendor's report holds to the end."""
     told = {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}
     for refill, more in (("at_once", {"x-ratelimit-limit-tokens": "100"}), ("steady", {})):
         with virtual_time() as clock:
@@ -338,7 +338,7 @@ def test_a_vendor_that_refills_at_once() -> None:
 
 
 def test_all_wait_after_a_429() -> None:
-    """Told to come later, all calls are held back, up to a maximum; by no other answer."""
+    """A 429 with a pause delays all calls, up to a maximum; no other answer does."""
     with virtual_time() as clock:
         limits = TokenLimits(tokens="100/min", max_pushback=20.0)
         limits.hear({"retry-after": "3600"}, 503)
@@ -439,7 +439,7 @@ def test_no_usage_that_a_vendor_tells_blocks_longer_than_a_period(used: Any) -> 
 
 
 def test_an_absurd_usage_closes_the_limits_for_one_period() -> None:
-    """A vendor that tells of a trillion tokens is not believed, and that is an event."""
+    """A reported usage of a trillion tokens is not believed, and emits an event."""
     heard: list[ImplausibleReport] = []
     stop = subscribe(heard.append, ImplausibleReport)
     with virtual_time() as clock:

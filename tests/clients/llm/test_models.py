@@ -129,7 +129,7 @@ def test_what_an_sdk_makes_of_it() -> None:
 
 
 def test_who_served_is_told() -> None:
-    """A result names the level, an event tells it, the snapshot counts it."""
+    """The result names the level that served, an event reports it, the snapshot counts it."""
     models = Models(
         Model("large", answers(StatusError(529))), Model("small", answers("hi")), name="c"
     )
@@ -146,7 +146,7 @@ def test_who_served_is_told() -> None:
 
 
 def test_all_fail() -> None:
-    """The error of the preferred model is raised, and tells of the last one."""
+    """The error of the preferred model is raised, and mentions the last one."""
     first = StatusError(529)
     with pytest.raises(StatusError) as raised:
         models_of(first, ConnectionError("down")).call("?")
@@ -183,7 +183,7 @@ def test_a_model_that_does_not_admit_is_passed_by() -> None:
 
 
 def test_never_after_the_deadline() -> None:
-    """When time is over, nobody else is asked."""
+    """After the deadline no other model is asked."""
 
     async def main() -> None:
         asked: list[int] = []

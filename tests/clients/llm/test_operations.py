@@ -82,7 +82,7 @@ def test_tokens_and_models_are_those_of_the_answer(
 
 
 def test_tokens_that_no_answer_tells_are_not_reported():
-    """A stream that was not asked for its usage tells none."""
+    """A stream that was not asked for its usage reports none."""
     (one,) = _ask(Vendor(), stream=True)
     assert _amount(one["input"]) == _amount(one["output"]) == (0, 0)
     assert one["response_model"] == "m"
@@ -280,7 +280,7 @@ def test_providers_are_known_by_their_hosts(host: str, provider: str):
 
 
 def test_names_of_models_are_bounded():
-    """They come from requests: whoever makes them up fills no memory, and nothing is lost."""
+    """Model names from requests are bounded: invented ones do not fill the memory."""
     guard = new_guard(Bulkhead(5))
     with http_client(guard, Vendor().transport()) as http:
         for number in range(MOST_SERIES + 50):
@@ -340,7 +340,7 @@ def test_cost_is_by_the_model_that_was_asked_for_if_the_other_has_no_price():
 
 @pytest.mark.parametrize("model", ["large-mini", "larger", ""])
 def test_a_model_without_a_price_costs_nothing_known(model: str):
-    """No price of another model is taken for it; it is told that something is missing."""
+    """No other model's price is used; the result says that a price is missing."""
     assert _cost(model, PLAIN, large=Price(2.0, 8.0)) == (0.0, 1)
 
 

@@ -150,7 +150,7 @@ def test_an_error_as_the_first_event_is_the_sdks_own(ask: Any) -> None:
 
 
 def test_an_unknown_error_stays_in_its_stream() -> None:
-    """What cannot be told to be a status goes by as it came."""
+    """An error without a recognizable status passes through unchanged."""
     vendor = Vendor(streams_error("something_new"))
 
     async def main(http: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_stream_that_hangs_before_its_first_item() -> None:
 
 
 def test_the_vendor_says_no() -> None:
-    """Neither `x-should-retry: false` nor a bad request is asked again; what was taken is back."""
+    """`x-should-retry: false` or a bad request is not retried; tokens are returned."""
     vendor = Vendor(refuses(529, x_should_retry="false"), refuses(400, "invalid_request_error"))
 
     async def main(http: Any) -> None:

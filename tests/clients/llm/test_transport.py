@@ -35,7 +35,7 @@ def tokens_left(guard: Guard) -> int:
 
 
 def stopped_after(turns: int) -> tuple[bool, int, int]:
-    """Cancel a call after so many turns of the loop; return whether it ended, asks, and charge."""
+    """Cancel a call after that many loop turns; return whether it ended, asks, and charge."""
 
     async def main() -> tuple[bool, int, int]:
         vendor = Vendor(refuses(529), streams_error("overloaded_error"))
@@ -93,7 +93,7 @@ def answered_at_last() -> bool:
 
 
 def test_an_error_instead_of_the_first_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that begins with an error is asked for again; not so if nobody looks."""
+    """A stream that begins with an error is retried; not so without the check."""
     assert answered_at_last()
     monkeypatch.setattr(module, "_status_of", lambda _: None)
     assert not answered_at_last()
@@ -210,7 +210,7 @@ def keep_alives_until() -> float:
 
 
 def test_keep_alives_do_not_outlive_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeout of a blocking call holds between pieces of a stream; not if nobody looks."""
+    """A blocking call's timeout holds between stream pieces; not so without the check."""
     assert keep_alives_until() == 5.0
     monkeypatch.setattr(module, "check_deadline", lambda: None)
     assert keep_alives_until() == 60.0

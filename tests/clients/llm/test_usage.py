@@ -102,7 +102,7 @@ def test_pieces_do_not_matter(path: str, sizes: list[int]) -> None:
 
 
 def test_a_stream_that_ends_early() -> None:
-    """What went in is known from the first event of one vendor; the other tells all at the end."""
+    """One vendor reports the input in the first event; the other all at the end."""
     for path, usage in {"/v1/messages": (1234, None), "/v1/chat/completions": (None, None)}.items():
         reader = SseReader()
         for chunk in stream_of(path)[:3]:
@@ -221,7 +221,7 @@ def test_decompression_is_bounded_in_output() -> None:
 
 
 def test_a_large_answer_is_read_up_to_the_bound() -> None:
-    """An answer of nearly the maximum size still tells its usage."""
+    """The usage is read from an answer of nearly the maximum size."""
     usage = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}'
     squeeze = zlib.compressobj(1)
     blanks = b" " * (1 << 20)
@@ -308,7 +308,7 @@ def test_reading_is_linear() -> None:
 
 
 def test_told_once() -> None:
-    """Who waits for the usage is told once, also if the body ends and is closed afterwards."""
+    """The usage is reported once, also if the body ends and is closed afterwards."""
     told: list[Usage] = []
     late = Late(JsonReader())
     late.then(told.append)

@@ -127,7 +127,7 @@ def test_a_slot_is_given_back_however_a_connection_ends(postgres: Postgres, way:
 
 
 def test_a_server_that_is_down_opens_the_circuit():
-    """Failures to connect are failures of the guard's calls; then nobody tries to connect."""
+    """Connection failures count as failed calls; then no connection is attempted."""
     guard = new_guard(Breaker(consecutive=2), Bulkhead(2))
     engine = create_engine(
         "postgresql+psycopg://nobody@127.0.0.1:1/none", poolclass=guarded_pool(guard), **SMALL

@@ -190,7 +190,7 @@ async def use(clients: Clients, response: httpx.Response, end: str) -> None:
 
 
 def every_body_ends_once(case: list[tuple[str, str]]) -> None:
-    """Assert that nothing stays in flight, and that only what broke by itself is a failure."""
+    """Assert that nothing stays in flight, and that only broken bodies are failures."""
 
     async def main():
         upstreams = Upstreams("v", ["http://one"], clock=VirtualClock(), outliers=None)
@@ -310,7 +310,7 @@ ERRORS = st.tuples(
 
 @given(ERRORS)
 def test_only_errors_of_the_network_are_the_hosts(case):
-    """A visitor who hangs up in mid-upload, or a bug of ours, ejects nobody."""
+    """A client that disconnects while uploading, or a bug here, ejects no host."""
     only_the_hosts_errors(case)
 
 
@@ -342,7 +342,7 @@ def test_what_was_never_sent_leaves_no_trace(library, name):
 
 
 async def call(upstreams: Upstreams, left: float, takes: float) -> None:
-    """Ask a host that takes so long, for a caller who has so much time left."""
+    """Ask a host that takes `takes` seconds, for a caller with that much time left."""
     with contextlib.suppress(TimeoutError), deadline(left):
         async with upstreams.pick():
             await let_pass(min(left, takes))

@@ -58,7 +58,7 @@ def picked(upstreams, times=100) -> set[str]:
 
 
 def test_who_fails_its_checks_gets_nothing_until_it_passes():
-    """Two failed checks put a host out of service, two passed ones back; both are told."""
+    """Two failed checks eject a host, two passed ones restore it; both emit events."""
 
     async def main():
         events = []
@@ -125,7 +125,7 @@ def test_when_most_fail_their_checks_all_are_asked():
 
 
 def test_checks_and_failures_share_the_room():
-    """Where checks have used up the share that may be out, failures eject nobody."""
+    """Once checks have used up the share of ejected hosts, failures eject none."""
 
     async def main():
         probes = Probes()
@@ -212,14 +212,14 @@ def test_events_tell_only_what_changed(case):
 
 
 def test_events_need_to_look_at_the_whole(monkeypatch):
-    """If one reason to be out hid the other, a host would be told to be back that is not."""
+    """A host with a second reason to be ejected must not be reported as restored."""
     out = property(lambda host: host.record.until is not None)
     monkeypatch.setattr(UpstreamHost, "out", out)
     assert falsified(told_as_it_is, STEPS)
 
 
 def only_who_passes(case: list[dict[str, bool]]) -> None:
-    """Assert that, but in a panic, nobody is asked who fails its checks, and some host always."""
+    """Assert that only hosts that pass are asked, except in a panic, and always some host."""
 
     async def main():
         probes = Probes()
@@ -248,7 +248,7 @@ def test_only_who_passes_is_asked(case):
 
 
 def test_some_host_is_asked_needs_the_panic(monkeypatch):
-    """Without the bound on who may be out, four failing checks would leave nobody to ask."""
+    """Without the bound on ejections, four failing checks would leave no host to ask."""
     monkeypatch.setattr(OutlierSettings, "most_out", lambda _self, hosts: hosts)
     assert falsified(only_who_passes, ROUNDS)
 
@@ -337,7 +337,7 @@ def test_a_host_need_not_hang_up_and_may_give_hints():
 
 
 def test_an_answer_without_end_and_one_that_is_no_http():
-    """Only so much of an answer is read, and what is no HTTP is a failed check."""
+    """The answer is read up to a limit, and anything but HTTP is a failed check."""
 
     async def flood(reader, writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -373,7 +373,7 @@ def checking() -> list[threading.Thread]:
 
 
 class Bell:
-    """A probe that tells when it was asked so often."""
+    """A probe that signals when it was called that often."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -462,7 +462,7 @@ def test_after_a_fork_the_checks_begin_anew():
 
 
 def test_without_a_thread_to_spare_requests_go_on(monkeypatch):
-    """If the system has no thread to give, nobody notices, and a later request tries again."""
+    """If no thread can be started, requests continue, and a later one tries again."""
     bell = Bell(1)
     start = threading.Thread.start
 

@@ -111,7 +111,7 @@ def test_a_request_goes_to_a_host_and_keeps_its_path(library):
 
 
 def test_a_host_header_of_the_users_own_is_kept():
-    """Only the header that the library wrote by itself is replaced."""
+    """Only a Host header that the library generated is replaced."""
     farm = Farm()
     with httpx.Client(transport=new_upstreams().transport(farm)) as client:
         client.get("http://vendor/", headers={"Host": "tenant.example"})
@@ -247,7 +247,7 @@ def test_an_attempts_timeout_is_the_hosts_failure():
 
 
 def test_picks_with_the_same_tried_differ():
-    """For other clients: whoever gives the same set to all attempts asks each host once."""
+    """A caller that passes the same set to all attempts asks each host once."""
     upstreams = new_upstreams()
     tried: set[str] = set()
     for _ in range(3):
@@ -305,7 +305,7 @@ def test_what_counts_as_a_hosts_failure(answer, failures):
 
 
 def test_a_replayed_failure_is_not_the_hosts():
-    """It was answered before, maybe by another host: nobody is ejected for it."""
+    """A replayed failure may come from another host, so it ejects none."""
     upstreams = new_upstreams(URLS[:1])
     for headers in ({}, {"Idempotent-Replayed": "true"}):
         with upstreams.pick() as host:
@@ -651,7 +651,7 @@ def test_a_host_with_an_open_breaker_is_not_picked():
 
 @pytest.mark.parametrize("how", ["each", "keyed"])
 def test_all_open_raises_the_soonest(how):
-    """With all circuits open the call is refused, and told when the first of them may close."""
+    """With all circuits open the call is refused, with the earliest time one may close."""
     clock = VirtualClock()
     breaker = lambda _url: Breaker(consecutive=1, break_for=10.0)  # noqa: E731
     if how == "keyed":
@@ -712,7 +712,7 @@ def test_a_cancelled_probe_is_given_back():
 
 
 def test_a_breaker_in_shadow_only_counts():
-    """A breaker that is not enforced keeps nobody from being asked."""
+    """A breaker that is not enforced keeps no host from being asked."""
     upstreams = new_upstreams(
         URLS[:1], outliers=None, breaker=lambda _url: Breaker(consecutive=1, mode="shadow")
     )
@@ -961,7 +961,7 @@ def test_a_child_process_begins_with_nothing_in_flight():
     ],
 )
 def test_bad_hosts_say_what_to_write(hosts, said):
-    """Hosts that could not be asked, or must not be told, raise at once."""
+    """Hosts that cannot be asked, or must not be shown, raise immediately."""
     with pytest.raises((TypeError, ValueError), match=said) as caught:
         Upstreams("vendor", hosts)
     assert "secret" not in str(caught.value)

@@ -86,7 +86,7 @@ async def first(idempotency: Idempotency, key: str = "k", payload: str | None = 
 
 
 async def again(idempotency: Idempotency, key: str = "k", payload: str | None = "p") -> Any:
-    """Ask for a key that somebody has had."""
+    """Reserve a key that was used before."""
     return await idempotency.areserve("tenant", "order", key, payload)
 
 
@@ -237,7 +237,7 @@ def test_a_crashed_owner_is_taken_over_and_its_late_word_refused(opening: Openin
 
 
 def test_who_renews_is_not_taken_over(opening: Opening):
-    """The lease begins anew each time; who is late but not taken over may still complete."""
+    """Renewing restarts the lease; a late owner may complete if no other took over."""
 
     async def main() -> None:
         async with begun(opening, ttl=31) as (idempotency, time):
@@ -364,7 +364,7 @@ def test_of_many_at_once_one_runs(opening: Opening):
 
 
 def test_who_waits_gives_up_in_time(opening: Opening):
-    """Waiting is bounded, and then told as for who does not wait."""
+    """Waiting is bounded; then the result is the same as without waiting."""
 
     async def main() -> None:
         async with begun(opening) as (idempotency, _):
@@ -410,7 +410,7 @@ def test_who_is_cancelled_has_taken_nothing(opening: Opening):
 def test_a_record_that_makes_no_sense_is_not_done_again(
     postgres: Postgres, tmp_path: Path, column: str, value: str
 ):
-    """What somebody else wrote into the table is an error, each time."""
+    """A record that another program wrote into the table raises, each time."""
 
     async def main() -> None:
         for driver in ("asyncpg", "sqlite"):

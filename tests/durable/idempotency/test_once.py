@@ -204,7 +204,7 @@ def test_many_transactions_with_one_key_place_one_order(bench: Benches):
 
 
 def test_the_second_waits_for_the_first_and_is_first_if_that_fails(bench: Benches):
-    """While the first has not ended nobody knows; if it is rolled back, the second does it."""
+    """If the first transaction is rolled back, the second, which waits, does the work."""
 
     async def main() -> None:
         async with bench() as b:
@@ -533,7 +533,7 @@ async def losing_its_key(b: Bench, *, answers: bool) -> None:
 
 @pytest.mark.parametrize("answers", [False, True], ids=["no answer", "an answer"])
 def test_an_effect_without_its_key_is_not_committed(bench: Benches, *, answers: bool):
-    """A savepoint from before the block, rolled back inside, takes the key away: that is told."""
+    """Rolling back an earlier savepoint inside the block removes the key, which raises."""
 
     async def main() -> None:
         async with bench() as b:

@@ -157,7 +157,7 @@ def test_a_lost_answer_does_not_silence_it(
     poison: str,
     losses: tuple[str, ...],
 ):
-    """Also where the database does not say that it has committed, it is told, and once."""
+    """A commit whose answer was lost still emits the event, once."""
     late = asyncio.run(lost_answers(opening, monkeypatch, poison, losses))
     assert [one.aggregate_id for one in told] == ["2"]
     assert late == 0
@@ -167,7 +167,7 @@ def test_a_lost_answer_does_not_silence_it(
 def test_unless_it_looks_what_was_written(
     file: Opening, told: Told, monkeypatch: pytest.MonkeyPatch, poison: str
 ):
-    """Ablation: who trusts the second answer, which is a refusal, tells nobody."""
+    """Ablation: trusting the second answer, a refusal, emits no event."""
 
     def nothing(*_: Any, **__: Any) -> Any:
         return set()
@@ -213,7 +213,7 @@ async def taken_over(opening: Opening, monkeypatch: pytest.MonkeyPatch, poison: 
 def test_who_was_taken_over_tells_nothing(
     opening: Opening, told: Told, monkeypatch: pytest.MonkeyPatch, poison: str
 ):
-    """One cannot write until its lease is over, and another gives the event up: that one tells."""
+    """If a second one gives the event up after the lease, only that one emits."""
     assert asyncio.run(taken_over(opening, monkeypatch, poison)) == 1
     assert len(told) == 1
 
@@ -221,7 +221,7 @@ def test_who_was_taken_over_tells_nothing(
 def test_past_its_lease_it_would_tell_twice(
     file: Opening, told: Told, monkeypatch: pytest.MonkeyPatch
 ):
-    """Ablation: who takes what another has put aside for its own work tells of it, too."""
+    """Ablation: taking the other's dead letter for its own emits the event twice."""
     looking = _outbox_page.written_before
 
     def trusting(*args: Any, **_held: Any) -> Any:
@@ -412,7 +412,7 @@ def test_a_worker_for_later_has_its_grace(file: Opening, grace: float):
 
 
 def test_a_second_stop_may_be_shorter(file: Opening):
-    """Who is told to stop at once does not wait for the first grace."""
+    """A second, immediate stop does not wait for the first grace period."""
 
     async def main() -> None:
         async with file() as database:
@@ -488,7 +488,7 @@ def test_workers_of_ones_own_need_no_event_loop(tmp_path: Path):
 
 
 def test_cleaning_up_goes_batch_by_batch_for_some_time(opening: Opening):
-    """What is over is removed, each kind of it, in transactions of a batch, until time is up."""
+    """Expired rows of each kind are removed in batches, one transaction each, until time is up."""
 
     async def main() -> None:
         async with timed(opening) as (outbox, time):

@@ -86,7 +86,7 @@ def shop(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path) -> 
 
 
 def test_a_repeat_has_the_rows_of_the_first(shop: Any):
-    """One order, one key; the rows are told again."""
+    """One order, one key; a repeat returns the same rows."""
 
     async def main() -> None:
         async with shop() as s:
@@ -231,7 +231,7 @@ def test_a_repeat_that_could_not_be_done_again_has_the_first_answer(shop: Any, t
 
 
 def test_unless_it_looks_a_repeat_is_told_a_failure(shop: Any, monkeypatch: pytest.MonkeyPatch):
-    """Ablation: let the statement's own error be the last word, and who is paid is told "no"."""
+    """Ablation: raising the statement's own error reports a payment as failed."""
     from seawall.durable.idempotency import single_statement as module
 
     monkeypatch.setattr(module, "_is_answer", lambda error: module._has_state(error, "23505"))
@@ -327,7 +327,7 @@ def test_long_texts_are_not_kept(shop: Any):
 def test_who_is_cancelled_while_a_thread_works_waits_for_its_end(
     postgres: Postgres, tmp_path: Path
 ):
-    """With a blocking pool: what is done is done before the caller goes on."""
+    """With a blocking pool a cancelled caller waits until its statement is done."""
     from psycopg_pool import ConnectionPool
 
     async def main(idempotency: Idempotency, table: str) -> None:
@@ -373,7 +373,7 @@ def test_events_come_with_the_row(shop: Any):
 
 
 def test_what_is_over_is_taken(shop: Any):
-    """An expired key, and one whose owner is dead, are in nobody's way; one at work is."""
+    """An expired key, or one with a dead owner, is taken over; one at work is not."""
 
     async def main() -> None:
         async with shop() as s:
@@ -413,7 +413,7 @@ def test_a_connection_of_ones_own(shop: Any):
 
 
 def test_rows_that_are_too_large_are_done_and_not_kept(shop: Any):
-    """The first has them; a repeat is told so, and does nothing."""
+    """The first call returns them; a repeat does nothing and says why."""
 
     async def main() -> None:
         async with shop() as s:

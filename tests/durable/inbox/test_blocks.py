@@ -43,7 +43,7 @@ def test_a_transaction_has_to_outlive_its_block(tmp_path: Path, postgres: Postgr
 
 
 def test_without_a_transaction_it_is_refused(tmp_path: Path):
-    """A connection that commits each statement by itself is told so."""
+    """A connection with autocommit is refused."""
     source = Sqlite(tmp_path / "a.db")
     database = Database(source, name="refusing")
     migrate(database)

@@ -199,7 +199,7 @@ def test_cancelling_over_http(opening: Opening):
 
 
 def test_strangers_learn_nothing(opening: Opening):
-    """To another principal, and to nobody, a job is as one that never was: to the last byte."""
+    """For another principal, or none, a job answers like one that never existed."""
 
     async def main() -> None:
         async with opening() as database:
@@ -328,7 +328,7 @@ def test_behind_the_edge_and_a_login(opening: Opening):
 
 
 def test_a_scope_of_two_parts(opening: Opening):
-    """A tenant and a user are one scope, which no other pair has; without one of them, nobody."""
+    """Tenant and user form one unambiguous scope; without either there is none."""
 
     async def main() -> None:
         async with opening() as database:

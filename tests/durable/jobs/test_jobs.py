@@ -95,7 +95,7 @@ def test_one_key_is_one_job(opening: Opening):
 
 
 def test_it_is_part_of_the_users_transaction(opening: Opening):
-    """What is rolled back never was; what is committed is seen after that, and not before."""
+    """A job exists after the commit and not before; a rollback removes it."""
 
     async def main() -> None:
         async with opening() as database:
@@ -375,7 +375,7 @@ def test_scopes_do_not_see_each_other(opening: Opening):
 
 
 def test_a_job_is_waited_for(opening: Opening):
-    """Who waits has the job as soon as it has ended, or is told that it goes on."""
+    """Waiting returns the job when it ends, or says that it is still running."""
 
     async def main() -> None:
         async with opening() as database:
@@ -416,7 +416,7 @@ def test_a_key_waits_for_the_first_to_be_committed(postgres: Postgres, tmp_path:
 
 
 def test_cancelling_races_with_workers(opening: Opening):
-    """Whoever comes first: a job that is told to be cancelled ends so, unless it succeeded."""
+    """A job that is asked to cancel ends cancelled, unless it succeeded before."""
 
     async def main() -> None:
         async with opening() as database:

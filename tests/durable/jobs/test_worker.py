@@ -382,7 +382,7 @@ def test_failures_back_off_and_are_bounded(opening: Opening):
 
 
 def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: pytest.MonkeyPatch):
-    """While nothing can be asked the worker goes on trying, and what it did is told in the end."""
+    """During an outage the worker keeps trying, and records its results at the end."""
     asked = {"claim": 0, "succeed": 0}
     claiming, telling = _jobs_steps.claiming, _jobs_steps.telling
 
@@ -415,7 +415,7 @@ def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: py
 
 
 def test_an_answer_that_is_lost(opening: Opening, monkeypatch: pytest.MonkeyPatch):
-    """The commit was done and nobody was told: the end is said again, and counts once."""
+    """If the answer to a commit is lost, the end is written again and counts once."""
     runs: list[str] = []
 
     async def once(job: JobHandle) -> str:
@@ -485,7 +485,7 @@ def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
 
 
 def test_a_server_that_crashes_loses_nothing(postgres: Postgres, tmp_path: Path):
-    """The server dies while a job is at work: what came out is told when it is back."""
+    """If the server crashes during a job, the result is written when it is back."""
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def patient(job: JobHandle) -> int:
@@ -610,7 +610,7 @@ def test_notifications_are_few(postgres: Postgres, tmp_path: Path):
 
 
 def test_after_news_it_looks_often(postgres: Postgres, tmp_path: Path):
-    """What is told of inside a transaction is committed a little later, and found soon after."""
+    """A job announced before its commit is found soon after the commit."""
     told = iter([False] * 6 + [True] + [False] * 2)
     naps: list[float] = []
 
@@ -635,7 +635,7 @@ def test_after_news_it_looks_often(postgres: Postgres, tmp_path: Path):
 def test_what_is_not_kept_is_dropped_by_workers(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody has to call `cleanup`: a worker at work does so now and then."""
+    """A working worker calls `cleanup` now and then."""
     monkeypatch.setattr(_jobs_worker, "TIDY_EVERY", 0.02)
 
     async def main() -> None:
@@ -861,7 +861,7 @@ def test_a_refusal_by_its_own_guard_costs_no_attempt(opening: Opening, *, plain:
 
 
 async def inner(_job: JobHandle) -> None:
-    """Be refused in the middle, by somebody else's guard."""
+    """Raise the refusal of an inner guard."""
     raise Rejected("elsewhere", guard="elsewhere")
 
 

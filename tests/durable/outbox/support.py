@@ -41,7 +41,7 @@ async def committed(outbox: Outbox, *events: tuple[str, str, str, Any]) -> list[
 
 
 async def numbered(outbox: Outbox, aggregate_id: str, count: int) -> list[str]:
-    """Commit so many events of one order."""
+    """Commit that many events of one order."""
     return await committed(outbox, *(("order", aggregate_id, "moved", n) for n in range(count)))
 
 
@@ -51,7 +51,7 @@ async def a_moment() -> None:
 
 
 async def stubborn(until: asyncio.Event) -> None:
-    """End when told to, and not when cancelled."""
+    """Run until released, and ignore cancellation."""
     while not until.is_set():
         try:
             await until.wait()
@@ -60,7 +60,7 @@ async def stubborn(until: asyncio.Event) -> None:
 
 
 class Seen:
-    """A sink that remembers, and fails where it is told to."""
+    """A sink that remembers events, and fails as scripted."""
 
     def __init__(self) -> None:
         self.events: list[OutboxEvent] = []

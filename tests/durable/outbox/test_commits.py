@@ -1,4 +1,4 @@
-"""Concurrent commits with gaps: nothing skipped, order in every aggregate, nobody stalled."""
+"""Concurrent commits with gaps: no event is skipped, aggregates keep their order."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_late_commit_behind_is_found(server: Opening):
 def test_with_a_cursor_a_late_commit_is_skipped(
     monkeypatch: pytest.MonkeyPatch, postgres: Postgres, tmp_path: Path
 ):
-    """Ablation: whoever only looks behind what was seen never delivers it."""
+    """Ablation: a dispatcher with a cursor never delivers a late commit."""
     from seawall.durable.outbox import dispatcher as module
 
     original = module.claiming

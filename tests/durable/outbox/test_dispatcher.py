@@ -36,7 +36,7 @@ def opening(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path) 
 
 @pytest.mark.parametrize("way", ["each", "batch"])
 def test_poison_blocks_its_own_aggregate_alone(opening: Opening, way: str):
-    """Others are delivered meanwhile; after its last attempt it waits for somebody to look."""
+    """Other aggregates are delivered; after its last attempt the event waits for a person."""
 
     async def main() -> None:
         async with timed(opening) as (outbox, time):
@@ -126,7 +126,7 @@ def test_a_blocked_aggregate_can_go_on_without_its_poison(opening: Opening):
 
 
 def test_a_failure_counts_for_the_event_that_failed(opening: Opening):
-    """What was delivered before it is gone; the pauses grow for it, and begin anew for another."""
+    """Delivered events are removed; the backoff grows for the failed event only."""
 
     async def main() -> None:
         async with timed(opening) as (outbox, time):
@@ -266,7 +266,7 @@ def test_without_the_fence_a_late_one_writes(opening: Opening, monkeypatch: pyte
 
 
 def test_a_long_delivery_keeps_its_lease(opening: Opening):
-    """While the sink is at work the lease is prolonged, and nobody takes it over."""
+    """The lease is renewed during a delivery, so no other dispatcher takes over."""
 
     async def main() -> None:
         async with opening() as database:
@@ -357,7 +357,7 @@ def test_a_batch_is_bounded_in_bytes_too(opening: Opening, monkeypatch: pytest.M
 
 
 def test_cancelling_lets_go_of_everything(opening: Opening):
-    """Cancelled in mid-delivery, what was delivered is written down, and the rest is free."""
+    """Cancelled during a delivery, it records delivered events and releases the others."""
 
     async def main() -> None:
         async with opening() as database:

@@ -253,12 +253,12 @@ async def paused_past_its_lease(opening: Opening) -> list[int]:
 
 
 def test_who_was_away_past_its_lease_begins_nothing_more(file: Opening):
-    """What is at the sink is finished; what comes after it may be somebody else's by now."""
+    """After its lease it finishes the current delivery, and starts no other."""
     assert asyncio.run(paused_past_its_lease(file)) == [1]
 
 
 def test_unless_it_looks_at_the_time(file: Opening, monkeypatch: pytest.MonkeyPatch):
-    """Ablation: whoever believes in its lease for ever goes on where another one is at work."""
+    """Ablation: a dispatcher that ignores its lease's end works beside its successor."""
     from seawall.durable.outbox import dispatcher as module
 
     held = module.HeldAggregates
@@ -392,7 +392,7 @@ def test_no_more_is_read_than_may_be_delivered(opening: Opening):
 
 
 def test_a_short_outage_makes_nothing_come_again(file: Opening):
-    """Where the database is away when it is to be told how it went, it is told a little later."""
+    """If the database is away when a result is due, the result is written later."""
 
     async def main() -> None:
         async with file() as database:

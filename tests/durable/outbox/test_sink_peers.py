@@ -129,7 +129,7 @@ def test_jetstream_drops_what_it_has_had(nats_server: NatsServer, tmp_path: Path
 
 
 def test_without_the_id_jetstream_has_it_twice(nats_server: NatsServer):
-    """Ablation: the header is what the server tells repeats by; and it tells us of them."""
+    """Ablation: JetStream recognizes repeats by the header, and reports them."""
     event = OutboxEvent("abc", "order", "7", 1, "made", b"{}", {"Nats-Msg-Id": "of the user"}, 1.0)
 
     async def main() -> None:
@@ -211,7 +211,7 @@ async def answers(context: Any, name: str) -> bool:
 
 
 def test_a_subject_without_a_stream_is_a_failure(nats_server: NatsServer, tmp_path: Path):
-    """What nobody stores is not delivered: the aggregate is blocked, and says why."""
+    """An event that no stream stores is not delivered: its aggregate is blocked, with the cause."""
 
     async def main() -> None:
         async with outbox_in(tmp_path) as outbox, stream_of(nats_server, "other") as context:
@@ -449,7 +449,7 @@ def test_a_failure_on_the_wire_is_tried_again_with_the_same_key(how: str, tmp_pa
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_not_followed_on_the_wire(status: int, tmp_path: Path):
-    """Not even by a client that follows them: a signed event goes where it was told."""
+    """A signed event is not redirected, not even by a client that follows redirects."""
 
     async def main() -> None:
         async with scripted(OK) as (elsewhere, stolen):

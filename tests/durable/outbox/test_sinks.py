@@ -76,7 +76,7 @@ def test_a_webhook_is_signed_and_has_the_id_as_its_key():
 
 @pytest.mark.parametrize("status", [301, 400, 404, 410, 500, 503])
 def test_whatever_is_no_success_is_a_failure(status: int):
-    """Also a redirection: a signed event is not sent to where somebody else says."""
+    """A redirect is a failure: a signed event is sent to no other address."""
     post, got = posting(httpx.Response(status, headers={"location": "http://elsewhere/"}))
     with pytest.raises(NotDelivered):
         asyncio.run(post())

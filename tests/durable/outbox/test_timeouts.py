@@ -64,7 +64,7 @@ class Sending:
     [plain_generator, async_generator, Sending(), Sending().send, partial(async_generator)],
 )
 def test_a_sink_with_a_yield_in_it_is_refused(file: Opening, sink: Any):
-    """Calling it delivers nothing, so it is told before an event could be lost."""
+    """A generator function would deliver nothing, so it is refused at construction."""
 
     async def main() -> None:
         async with file() as database:
@@ -646,7 +646,7 @@ def test_a_child_process_knows_of_no_abandoned_calls(file: Opening, calls: list[
 def test_a_column_outside_of_a_single_statement_is_refused(
     postgres: Postgres, tmp_path: Path, driver: str, event: NewEvent
 ):
-    """Where no row is written there is none to take it from, and it is told where there is."""
+    """A column needs a row to be read from; the error says where there is one."""
 
     async def main() -> None:
         async with opening_by(driver, postgres, tmp_path)() as database:

@@ -141,7 +141,7 @@ def test_the_comparison_is_what_refuses(monkeypatch: pytest.MonkeyPatch):
     "secret", ["whsec_ZmV3Yml0cw==", "hunter2hunter2hunter2hunter2", b"x" * 32]
 )
 def test_a_bad_secret_is_refused_and_not_shown(secret: str):
-    """What is too short or written in another way may still be somebody's secret."""
+    """A malformed secret may still be a real one, so the error does not show it."""
     with pytest.raises((TypeError, ValueError), match="whsec_") as raised:
         sign_webhook(secret, BODY, message_id="m")
     assert str(secret)[-8:] not in str(raised.value)

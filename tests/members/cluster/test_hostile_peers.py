@@ -39,7 +39,7 @@ def frame(data: bytes) -> bytes:
 
 
 class Peer:
-    """Somebody at the other end of a connection."""
+    """The other end of a connection."""
 
     def __init__(self, opened: socket.socket) -> None:
         self.socket = opened

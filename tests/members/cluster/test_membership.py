@@ -352,7 +352,7 @@ def test_heavy_work_that_holds_the_loop_accuses_nobody():
 
 
 def test_answers_that_have_arrived_count_before_the_timer():
-    """A loop that was busy for longer than a probe finds them waiting, and accuses nobody."""
+    """A busy loop processes answers before timeouts, and suspects no member."""
 
     async def main() -> None:
         hub = Hub()

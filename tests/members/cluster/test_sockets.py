@@ -111,7 +111,7 @@ def test_a_seed_may_be_a_name_and_a_port():
 
 
 def test_a_member_with_another_key_stays_outside(caplog):
-    """What it says is refused, counted and logged; nobody changes."""
+    """Its messages are refused, counted and logged, and change no member's state."""
 
     async def main() -> None:
         async with (

@@ -222,7 +222,7 @@ def test_a_process_without_free_descriptors_accepts_again_later(monkeypatch):
 
 
 def test_a_peer_that_is_not_there_costs_one_message():
-    """The connection is refused; the next one is made anew."""
+    """A refused connection loses one message; the next message connects again."""
 
     async def main() -> None:
         here = made()

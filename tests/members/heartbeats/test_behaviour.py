@@ -85,7 +85,7 @@ def test_a_peer_is_alive_suspected_and_confirmed_with_reason_level_and_duration(
 
 
 def test_a_suspected_peer_that_is_heard_is_cleared() -> None:
-    """It counts as a false suspicion, and its silence begins anew."""
+    """It counts as a false suspicion, and its silence starts at 0 again."""
     watched = Watched()
     watched.beats.watch("a")
     watched.run(2, "a")
@@ -138,7 +138,7 @@ def test_the_time_until_a_peer_is_first_heard_is_not_learned(detector: Any) -> N
 
 
 def test_a_peer_that_left_is_silent_for_good_and_its_late_heartbeats_do_not_count() -> None:
-    """Nobody suspects it; only `watch` expects it again."""
+    """A peer that left is not suspected; only `watch` expects it again."""
     watched = Watched()
     beats = watched.beats
     beats.watch("a")
@@ -169,7 +169,7 @@ def test_a_suspected_peer_that_is_forgotten_has_left() -> None:
 
 
 def test_heartbeats_of_unwatched_names_are_ignored_and_counted() -> None:
-    """Whoever can send heartbeats cannot make this process remember names."""
+    """Senders of heartbeats cannot fill the memory with names."""
     watched = Watched()
     for number in range(100):
         assert not watched.beats.heartbeat(f"stranger-{number}")
@@ -486,7 +486,7 @@ def test_probes_keep_peers_alive_and_their_round_trips_are_measured() -> None:
     ],
 )
 def test_a_probe_that_fails_leads_to_suspicion_and_says_why(answer: Any, reason: str) -> None:
-    """Raising, False and no answer in time are the same; the reason tells them apart."""
+    """An error, False and a timeout all count as failures, with different reasons."""
 
     async def probe() -> Any:
         if isinstance(answer, Exception):
@@ -755,7 +755,7 @@ def test_heartbeats_run_in_one_place_only() -> None:
 
 
 def test_a_second_run_gives_each_peer_its_full_patience() -> None:
-    """Nobody listened in between, so nobody is accused for that time."""
+    """The time between two runs counts as silence of no peer."""
 
     async def main() -> None:
         beats = Heartbeats("orders", detector=fixed_timeout(3.0), confirm_after=4.0)

@@ -105,7 +105,7 @@ def test_an_http_server_that_answers_well_is_alive(status: int) -> None:
     ],
 )
 def test_an_http_server_that_answers_badly_is_not(reply: bytes, said: str) -> None:
-    """An error, another protocol and silence are told apart."""
+    """An error status, another protocol and silence have different reasons."""
     with listening(lambda _request: reply) as port, pytest.raises(Exception, match=said):
         ask(http_probe(f"http://127.0.0.1:{port}"))
 
@@ -206,7 +206,7 @@ def test_a_grpc_server_that_serves_is_alive() -> None:
 
 
 def test_a_grpc_probe_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that never answers, the connection is given up soon: by itself it takes 20 s."""
+    """A connection that never answers is closed soon, not after gRPC's 20 s."""
     monkeypatch.setattr("seawall.members.probes.CONNECTING", 500)
     hung_up = threading.Event()
 

@@ -130,7 +130,7 @@ def _forget(peer: str, *tables: dict[str, Any]) -> None:
 
 
 def check_calm(steps: list[tuple[str, Any]]) -> None:
-    """After an own pause nobody is suspected or confirmed for as long as it was."""
+    """Assert that no peer is suspected or confirmed for the length of an own pause."""
     history = History(steps)
     for began, seconds in history.pauses:
         for now, change in history.changes:
@@ -146,12 +146,12 @@ def test_each_suspicion_ends_once_and_counts_add_up(steps: list[tuple[str, Any]]
 
 @given(STEPS)
 def test_nobody_is_accused_after_an_own_pause(steps: list[tuple[str, Any]]) -> None:
-    """Not in any history, whoever was heard or came meanwhile."""
+    """In any history, whichever peers were heard or added during the pause."""
     check_calm(steps)
 
 
 def test_the_properties_fail_without_their_safeguards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suspicion that is confirmed again and again, and a pause that excuses nobody, are found."""
+    """Repeated confirmations, and a pause that is not excused, are found."""
     evaluate = Peer.evaluate
 
     def forgetful(peer: Peer, now: float, confirm_after: float) -> Any:

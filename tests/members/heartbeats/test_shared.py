@@ -76,7 +76,7 @@ class Pods:
 
 
 def test_pods_find_each_other_and_notice_who_leaves_and_who_dies() -> None:
-    """Nobody is told of anybody: the name of the group is enough."""
+    """Pods need no list of peers: the name of the group is enough."""
 
     async def main() -> None:
         pods = Pods(FakeStore(), "a", "b", "c", "d")
@@ -192,7 +192,7 @@ def test_a_question_to_the_store_that_was_cancelled_is_asked_again() -> None:
 
 
 class SetClock(VirtualClock):
-    """A store's clock that somebody sets."""
+    """A store's clock that the test sets."""
 
     __slots__ = ("real", "shift")
 
@@ -248,7 +248,7 @@ def test_pods_that_were_gone_long_ago_are_not_watched_and_forgotten_in_the_end()
 
 
 def test_the_number_of_pods_is_bounded() -> None:
-    """What does not fit is counted, and nobody is dropped for it."""
+    """Pods beyond the bound are counted; no known pod is dropped for them."""
 
     async def main() -> None:
         pods = Pods(FakeStore(), *"abcdef", max_peers=3)
@@ -307,7 +307,7 @@ def test_a_store_that_fails_in_another_way_is_logged_and_asked_again(
 def test_a_real_store_keeps_heartbeats_by_its_own_clock(
     frozen: FrozenClock, store: RedisStore, client: Any
 ) -> None:
-    """What is written is read by all, dated by the server, forgotten after an hour, and bounded."""
+    """Heartbeats are dated by the server, expire after an hour, and are bounded in number."""
     share = SharedHeartbeats(store._core, "orders")
 
     async def main() -> None:
@@ -355,7 +355,7 @@ def test_a_real_store_keeps_heartbeats_by_its_own_clock(
 def test_an_answer_that_makes_no_sense_is_no_answer(
     reply: Any, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store may say anything; nobody is heard or accused by it."""
+    """A malformed answer of the store neither clears nor accuses a peer."""
 
     async def say(*_args: Any) -> Any:
         return reply
@@ -404,7 +404,7 @@ class Pod:
         self._process.send_signal(what)
 
     def end(self) -> None:
-        """Let it end by itself: it says goodbye."""
+        """Let it exit normally: it says goodbye."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(PATIENCE)

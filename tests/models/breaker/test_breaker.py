@@ -30,7 +30,7 @@ SUCCESS, FAILURE, NONE = CallVerdict.SUCCESS, CallVerdict.FAILURE, CallVerdict.N
 
 
 def breaker(**settings):
-    """Return a breaker that trips at the first failure and breaks for 10, unless told otherwise."""
+    """Return a breaker that trips at the first failure and opens for 10, by default."""
     return BreakerModel(
         BreakerSettings(
             **({"consecutive": 1, "break_for": 10, "probes": single_probe()} | settings)
@@ -55,7 +55,7 @@ def calls(model, verdicts, now=0.0):
 
 
 def test_consecutive_failures_trip():
-    """So many failures in a row open the breaker, and a success in between begins a new row."""
+    """That many failures in a row open the breaker; a success starts a new row."""
     model = breaker(consecutive=3)
     calls(model, "ffsff")
     assert model.state is BreakerState.CLOSED
@@ -140,7 +140,7 @@ def test_slow_calls_trip():
 
 
 def test_calls_in_flight_trip_once_they_are_slow():
-    """Nobody has to wait for a hung call to end: the next call sees it."""
+    """A hung call counts as slow before it ends: the next call sees it."""
     model = breaker(consecutive=None, slow_after=2, slow_ratio=0.5, min_calls=3)
     for _ in range(3):
         model.admit(0)

@@ -19,7 +19,7 @@ def half_open(**settings):
 
 
 def offer(model, count, now):
-    """Offer so many calls; return the probes among them."""
+    """Offer that many calls; return the probes among them."""
     offered = [model.admit(now) for _ in range(count)]
     return [ticket for ticket in offered if isinstance(ticket, Probe)]
 
@@ -79,7 +79,7 @@ def test_a_probe_given_up_is_not_counted_again():
 
 
 def test_a_verdict_before_anybody_asked_counts():
-    """A probe that was late, but nobody missed it, says what it says."""
+    """A late probe's result counts if no call came in between."""
     model = half_open(probe_timeout=5)
     (late,) = offer(model, 1, now=10)
     model.settle(late, SUCCESS, 30)
@@ -182,7 +182,7 @@ def test_waiting_for_what_is_left_is_enough_where_plain_floats_are_not():
 
 @given(st.floats(0, 1e9), st.floats(1e-3, 1e6), st.floats(0, 1))
 def test_who_waits_as_told_is_not_too_early(now, length, elapsed):
-    """Whatever the last bit of a float does, waiting for what is left is enough."""
+    """Waiting for `retry_after` is always enough, despite the rounding of floats."""
     countdown = Countdown(length, now)
     later = now + length * elapsed
     assert countdown.left(later + countdown.left(later)) == 0
@@ -195,7 +195,7 @@ def test_what_is_left_is_never_negative():
 
 
 def test_a_clock_set_back_far_starts_the_countdown_again():
-    """Set back a little, it waits longer; set back by more than itself, it begins anew, once."""
+    """A clock set back a little extends the wait; set back by more, it restarts it once."""
     countdown = Countdown(10, 1000)
     assert countdown.left(995) == 15
     assert countdown.left(990) == 20

@@ -450,7 +450,7 @@ MANY_CALLS = histories("admit", "admit", "settle", "settle", waits=6, size=150)
 
 
 class Reference:
-    """The closed breaker told with its full history: a call is `[counted at, failed, slow]`."""
+    """The closed breaker with its full history: a call is `[counted at, failed, slow]`."""
 
     def __init__(self, options):
         self.options = options

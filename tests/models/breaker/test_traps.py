@@ -107,7 +107,7 @@ def test_a_probe_of_an_earlier_trial_decides_nothing():
 
 @EVERY_KIND
 def test_a_probe_refused_further_in_returns_its_permit(probes):
-    """A probe that a full bulkhead turned away has shown nothing, and blocks nobody."""
+    """A probe that a full bulkhead refused is no result, and blocks no other probe."""
     model, probe = half_open(probes=probes)
     model.settle(probe, NONE, 10)
     assert isinstance(model.admit(10), Probe)

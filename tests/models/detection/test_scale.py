@@ -162,7 +162,7 @@ def false_confirmations(seed: int, seconds: float, *, lifeguard: bool) -> int:
 
 
 def assert_lifeguard_is_20_times_better(seeds: range, seconds: float) -> None:
-    """Nobody is confirmed wrongly with it, or 20 times as many without."""
+    """Assert no wrong confirmation with it, or 20 times as many without."""
     plain = sum(false_confirmations(seed, seconds, lifeguard=False) for seed in seeds)
     guarded = sum(false_confirmations(seed, seconds, lifeguard=True) for seed in seeds)
     assert plain >= 100
@@ -227,7 +227,7 @@ def test_a_crash_is_confirmed_hardly_later_with_lifeguard():
 
 
 def test_30_members_converge_while_a_quarter_of_all_datagrams_is_lost():
-    """Nobody is confirmed wrongly in three minutes; a crash is known to all all the same."""
+    """No wrong confirmation in three minutes; a crash is known to all all the same."""
     network = Network(30, seed=4, conditions=Conditions(loss=0.25))
     network.run(180.0)
     assert not any(node.swim.counts.confirmed for node in network.nodes.values())

@@ -60,7 +60,7 @@ def test_each_further_accuser_brings_the_end_nearer_but_not_below_the_least(mult
 
 @given(multipliers, sizes)
 def test_without_lifeguard_a_suspicion_lasts_the_least_time(multiplier, members):
-    """Whoever shares it."""
+    """Whichever members share it."""
     one = suspicion(multiplier, members, lifeguard=False)
     assert not one.confirm("a1")
     assert one.ends_at == pytest.approx(multiplier * max(1.0, log10(members)))

@@ -52,7 +52,7 @@ def suspicions(changes: list[MembershipChange]) -> dict[str, list[MemberState]]:
 @pytest.mark.parametrize("size", [2, 3, 12])
 @pytest.mark.parametrize("preset", [lan, wan, local])
 def test_members_find_each_other_by_one_seed(size, preset):
-    """Whoever joins is known to all soon after."""
+    """A new member is known to all soon after it joined."""
     network = Network(size, seed=1, settings=preset())
     network.run(BOUND)
     assert network.agree_on(everybody(network))
@@ -117,7 +117,7 @@ def test_a_process_that_was_stopped_accuses_nobody():
 
 
 def test_suspicion_can_be_paused():
-    """While a process does heavy work, it accuses and confirms nobody."""
+    """During heavy work a process suspects and confirms no member."""
     network = Network(2, seed=7)
     network.run(5.0)
     node = network.nodes["m0"]
@@ -284,7 +284,7 @@ def test_a_silent_member_is_probed_directly_then_by_others_and_by_connection():
 
 
 def test_several_members_are_probed_in_an_interval_while_they_answer():
-    """One that is silent has the whole interval to be heard, and nobody else is probed then."""
+    """A silent member gets the whole interval, and no other is probed then."""
     swim = member_of("b", "c", "d", "e", "f", probes=4)
     pings: list[tuple[float, str]] = []
     while len(pings) < 9:
@@ -389,7 +389,7 @@ def test_a_slow_rhythm_of_probes_and_gossip_is_no_pause():
 
 
 def test_a_suspicion_of_a_newer_incarnation_is_a_new_one():
-    """The accused has refuted the old one, so that is cleared and the time begins anew."""
+    """A refutation clears the old suspicion, and the timeout of the new one starts."""
     swim = member_of("b", "c", "d", "e")
     hear(swim, 0.1, accused("b", "c"), accused("b", "d"), accused("b", "e"))
     run(swim, 3.0)

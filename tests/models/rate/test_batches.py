@@ -126,7 +126,7 @@ Step = tuple[int, int, int, int]
 def steps_of(
     passes: list[int], fewest: int, calls: int, at_least: int = 0
 ) -> st.SearchStrategy[list[Step]]:
-    """Return histories: time passes, one of three pods makes so many calls of some cost."""
+    """Return histories: time passes, one of three pods makes some calls of some cost."""
     costs = st.sampled_from([1, 1, 1, 2, 3])
     step = st.tuples(st.sampled_from(passes), st.integers(0, 2), costs, st.integers(fewest, calls))
     return st.lists(step, min_size=at_least, max_size=40)
@@ -381,7 +381,7 @@ def test_where_little_is_left_for_long_any_of_it_will_do() -> None:
 
 
 def test_a_purse_is_idle_when_nothing_is_left_or_on_its_way() -> None:
-    """And clearing it tells what was left."""
+    """Clearing it returns what was left."""
     purse = holding(8, (3, 5.0), (2, 6.0))
     assert [lot.left for lot in purse.clear()] == [3, 2]
     assert purse.idle

@@ -15,14 +15,14 @@ from tests.support import falsified
 
 
 class Word(NamedTuple):
-    """A vendor says that so many are left until then."""
+    """A vendor's report: that many are left until then."""
 
     remaining: int
     lasts: int
 
 
 class Taking(NamedTuple):
-    """Somebody takes so much, if it is admitted, and gives it back a little later, or never."""
+    """A reservation, settled a little later or never."""
 
     cost: int
     back: bool

@@ -103,7 +103,7 @@ def test_an_instant_is_rounded_to_the_nearest_microsecond(seconds: float) -> Non
 
 @given(st.integers(0, 2 * 10**15))
 def test_whole_microseconds_survive_the_way_to_seconds_and_back(whole: int) -> None:
-    """An instant told in seconds is read as the same microsecond."""
+    """Converting microseconds to seconds and back gives the same microseconds."""
     assert whole_microseconds(whole / 1e6) == whole
 
 

@@ -28,7 +28,7 @@ RULES: dict[str, Callable[[Rate, int], RateRule[Any]]] = {
 
 
 class Step(NamedTuple):
-    """Time passes (or steps back), then somebody asks."""
+    """Time passes (or steps back), then a call asks."""
 
     gap: int
     cost: int
@@ -244,12 +244,12 @@ def test_without_its_safeguards_the_bound_is_broken(
 
 
 def _forwards(history: History) -> History:
-    """Return the same without steps back: while a clock catches up, nobody can say when."""
+    """Return the same steps without steps back, during which no wait can be predicted."""
     return history._replace(steps=[step._replace(gap=abs(step.gap)) for step in history.steps])
 
 
 def honest(history: History, name: str) -> None:
-    """At each refusal, come back when told, and a microsecond before."""
+    """At each refusal, come back after the given wait, and a microsecond before."""
     rule = RULES[name](history.rate, history.burst)
     now = history.start
     state = rule.fresh(float(now))
@@ -283,7 +283,7 @@ def test_who_comes_back_when_told_is_admitted_and_not_before(name: str) -> None:
 
 
 def burns_nothing(history: History, name: str) -> None:
-    """Ask for too much before each step, and compare with somebody who is left in peace."""
+    """Ask for too much before each step, and compare with an undisturbed limit."""
     rule = RULES[name](history.rate, history.burst)
     now = history.start
     peaceful, pestered = rule.fresh(float(now)), rule.fresh(float(now))
@@ -343,7 +343,7 @@ def test_what_is_left_can_be_taken_at_once_and_no_more(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_state_that_has_rested_is_as_good_as_none(name: str) -> None:
-    """Once `rest` is over, forgetting the state changes no verdict: what is forgotten was idle."""
+    """After `rest`, forgetting the state changes no verdict."""
 
     @given(HISTORIES.map(_forwards))
     def check(history: History) -> None:
@@ -427,7 +427,7 @@ LINES = st.builds(
 
 
 def turn(line: Line, name: str) -> tuple[float, float]:
-    """Return what the last in line is told to wait at least, and how long it really takes."""
+    """Return the predicted minimal wait of the last in line, and its real wait."""
     rule = RULES[name](line.history.rate, line.history.burst)
     most = rule.capacity or max(line.costs)
     costs = [min(cost, most) for cost in line.costs]
@@ -451,7 +451,7 @@ def turn(line: Line, name: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_last_in_line_waits_at_least_as_long_as_it_is_told(name: str) -> None:
-    """So nobody is sent away who would have had a turn in time."""
+    """So no call is refused that would have been admitted in time."""
 
     @given(LINES)
     @settings(max_examples=200)
@@ -470,7 +470,7 @@ def told_exactly(line: Line, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fixed_window", "sliding_log"])
 def test_among_calls_that_cost_one_it_is_told_exactly(name: str) -> None:
-    """So nobody waits in vain, however long the line is, also after an overshoot."""
+    """The prediction is exact for unit costs, however long the line, also after an overshoot."""
 
     @given(LINES)
     @settings(max_examples=200)
@@ -498,7 +498,7 @@ def test_a_log_that_looks_ahead_by_one_window_only_would_be_noticed(
 
 
 def test_what_was_too_much_in_a_window_is_no_matter_of_the_next() -> None:
-    """Whoever comes at the next boundary is admitted, and was told so."""
+    """A call at the next boundary is admitted, as predicted."""
     rule = FixedWindow(Rate(10, 100))
     state, _mark = rule.take(rule.fresh(0.0), 0.0, 45)
     assert rule.wait(state, 0.0, 1) == 100
