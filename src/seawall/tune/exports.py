@@ -1,8 +1,8 @@
 """A Prometheus text export, read as a snapshot for tuning.
 
-Only the metrics of Seawall are read (`docs/telemetry.md`). An export has no settings, and does not
-say how long its counts cover. It should be of one process: series that differ in labels of others
-(pod, instance) are added up.
+Only the metrics of Seawall are read (`docs/operate/telemetry.md`). An export has no settings, and
+does not say how long its counts cover. It should be of one process: series that differ in labels of
+others (pod, instance) are added up.
 """
 
 from __future__ import annotations
