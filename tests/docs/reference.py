@@ -44,7 +44,7 @@ print(sorted(name for name in seawall.__all__ if name.startswith("Re")))
 | --- | --- |
 | [Settings](settings.md) | the arguments of policies, edges, stores and workers, with defaults |
 | [Errors](errors.md) | what Seawall raises, and how it is answered |
-| [Events](events.md) | what `subscribe` tells |
+| [Events](events.md) | what `subscribe` reports |
 | [Metrics](metrics.md) | what is exported to Prometheus and OpenTelemetry |
 | [Headers](headers.md) | what crosses from one process to the next |
 | [Extras](extras.md) | what can be installed with Seawall |
@@ -118,7 +118,7 @@ from seawall.wire.deadlines import read_timeout
 print(read_timeout("grpc-timeout", "250m"))  # > 0.25
 ```
 
-[Across processes](../web/wire.md) says who sends each header, and from whom it is believed.
+[Across processes](../web/wire.md) says who sends each header, and from which peers it is trusted.
 """
 METRICS_OPENING = """\
 ```python
@@ -298,7 +298,7 @@ def _events() -> Iterator[str]:
 
 def _metrics() -> Iterator[str]:
     return _table(
-        "| metric | kind | labels | what it tells | read from |",
+        "| metric | kind | labels | meaning | read from |",
         (
             (
                 f"`{metric.name}`",
