@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -22,6 +21,9 @@ from seawall.events import bus
 from seawall.runtime.mutex import Mutex
 
 SEEDS = st.integers(0, 2**32 - 1)
+
+QUICK: Final = settings.get_current_profile_name() == "quick"
+"""Whether this is the quick run, in which long simulations have fewer cases."""
 
 _serial = count()
 
@@ -65,8 +67,7 @@ def without_addresses(value: object) -> str:
 
 
 def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing of another test, alive or dead, be listed in this one, and nobody listen."""
-    gc.collect()
+    """Hide what other tests have left, alive or dead, and their listeners."""
     monkeypatch.setattr(registry, "_entries", WeakKeyDictionary())
     monkeypatch.setattr(bus, "_listeners", ())
 

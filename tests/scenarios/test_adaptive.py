@@ -26,7 +26,7 @@ from seawall.models.concurrency.limit import ConcurrencyLimit, Learner
 from seawall.models.concurrency.samples import Windows
 from seawall.testing import run_virtual
 from tests.scenarios import server as scenario
-from tests.support import let_pass, new_guard
+from tests.support import QUICK, let_pass, new_guard
 
 WIDE = {"minimum": 1, "maximum": 1000}
 LIMITS: dict[str, Callable[[], ConcurrencyLimit]] = {
@@ -130,7 +130,9 @@ class Simulation:
 
 
 SEEDS = range(3)
-STEPS = [(100, 50), (100, 200), (40, 20), (20, 40)]
+STEPS = [(40, 20), (20, 40)] if QUICK else [(100, 50), (100, 200), (40, 20), (20, 40)]
+SATURATED = [5, 20] if QUICK else [5, 10, 20, 40, 100]
+STARTED = [10, 40] if QUICK else [10, 40, 100]
 
 
 def _goodput(reports: list[Report]) -> float:
@@ -180,13 +182,15 @@ def _saturated(name: str, workers: int, times: str = "lognormal") -> list[Report
     return Simulation(LIMITS[name](), workers, times=times).run(900)
 
 
-def _drift(name: str) -> float:
-    """Return how many times the optimum the limit is at most, late in a long saturation."""
-    return max(report.limit for report in _saturated(name, 20)[600:]) / 20
+def _drifts(name: str) -> bool:
+    """Return whether the limit exceeds three times the optimum in a long saturation."""
+    simulation = Simulation(LIMITS[name](), 20)
+    simulation.run(100)
+    return any(simulation.run(1)[0].limit > 3.0 * 20 for _ in range(800))
 
 
 @pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize("workers", [5, 10, 20, 40, 100])
+@pytest.mark.parametrize("workers", SATURATED)
 @pytest.mark.parametrize("name", LIMITS)
 def test_no_limit_drifts_upwards(name: str, workers: int, times: str) -> None:
     """It stays where its rule says, some chance allowed, and no higher at the end than before."""
@@ -201,13 +205,13 @@ def test_no_limit_drifts_upwards(name: str, workers: int, times: str) -> None:
 def test_without_a_fresh_baseline_gradient2_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never take the baseline anew, and the average follows the queue that the limit makes."""
     monkeypatch.setattr(Learner, "_interval", lambda _self, _rng: float("inf"))
-    assert _drift("gradient2") > 3.0
+    assert _drifts("gradient2")
 
 
 def test_without_draining_vegas_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the baseline anew with the queue still there, and the limit takes it for normal."""
     monkeypatch.setattr(Learner, "_served", lambda *_: 10**6)
-    assert _drift("vegas") > 3.0
+    assert _drifts("vegas")
 
 
 @pytest.mark.parametrize("name", ["vegas", "gradient2"])
@@ -297,29 +301,29 @@ def _from_the_start(name: str, workers: int, load: float, times: str, seed: int)
 
 
 @pytest.mark.parametrize("times", DRAWS)
-@pytest.mark.parametrize("workers", [10, 40, 100])
+@pytest.mark.parametrize("workers", STARTED)
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_new_process_serves_what_it_can_at_once(name: str, workers: int, times: str) -> None:
     """At twice the capacity 90 % of it are served in the first 20 s, start included."""
     assert _from_the_start(name, workers, 2.0, times, seed=1) >= 0.9
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("workers", [10, 40])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("workers", [10] if QUICK else [10, 40])
 def test_the_default_limit_does_not_throttle_by_chance(workers: int, seed: int) -> None:
     """Times that vary much are no sign of a queue, whatever the chance."""
     assert _from_the_start("vegas", workers, 2.0, "exponential", seed=10 + seed) >= 0.9
 
 
 @pytest.mark.parametrize("times", DRAWS)
-@pytest.mark.parametrize("workers", [10, 40, 100])
+@pytest.mark.parametrize("workers", STARTED)
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_traffic_that_fits_is_served_from_the_start(name: str, workers: int, times: str) -> None:
     """At 60 % of capacity 96 % are, although 60 at once are three times what is let in first."""
     assert _from_the_start(name, workers, 0.6, times, seed=1) >= 0.96
 
 
-@pytest.mark.parametrize("name", ["aimd", "gradient2"])
+@pytest.mark.parametrize("name", ["aimd"] if QUICK else ["aimd", "gradient2"])
 def test_without_a_quick_start_it_takes_too_long(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,19 +393,17 @@ def _through_the_gate(policy: AdaptiveLimit, before: int, after: int) -> Iterato
     return iter(results)
 
 
-@pytest.mark.parametrize(
-    ("limit", "tolerance"),
-    [
-        (aimd(slow_after=0.12, **WIDE), 0.3),
-        (vegas(**WIDE), 0.3),
-        (gradient2(**WIDE), 0.8),
-    ],
-    ids=["aimd", "vegas", "gradient2"],
-)
-def test_the_gate_does_the_same_on_the_event_loop(
-    limit: ConcurrencyLimit, tolerance: float
-) -> None:
+GATES = {
+    "vegas": (vegas(**WIDE), 0.3),
+    "aimd": (aimd(slow_after=0.12, **WIDE), 0.3),
+    "gradient2": (gradient2(**WIDE), 0.8),
+}
+
+
+@pytest.mark.parametrize("name", ["vegas"] if QUICK else GATES)
+def test_the_gate_does_the_same_on_the_event_loop(name: str) -> None:
     """120 clients at a server of 60 workers, then 30: the limit follows, the work goes on."""
+    limit, tolerance = GATES[name]
     policy = AdaptiveLimit(limit, max_wait=float("inf"), max_waiting=1000)
     before, after, goodput = _through_the_gate(policy, 60, 30)
     assert before == pytest.approx(60, rel=tolerance)
