@@ -58,7 +58,7 @@ async def store(batch: list[Sample]) -> None:
     """Store each sample with the note that it is stored: all of them in one transaction.
 
     One that was stored before, by a process that died before it could say so, is left out. A row
-    that the database refuses is a failure of its own; the others are stored.
+    that the database refuses fails alone; the others are stored.
     """
     refused: dict[int, Exception] = {}
     async with engine.begin() as connection:

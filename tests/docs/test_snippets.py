@@ -236,7 +236,7 @@ def test_examples_do_what_they_say(example: Path, redis_url: str):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    logged = ("breaker_changed in ", "degraded in ", "member_changed in ", "own_pause in ")
+    logged = ("breaker_changed in ", "call_degraded in ", "member_changed in ", "own_pause in ")
     assert [line for line in ran.stderr.splitlines() if not line.startswith(logged)] == []
     compare(example.name, example.read_text("utf-8"), ran.stdout)
 
