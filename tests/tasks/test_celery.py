@@ -198,6 +198,21 @@ def test_a_task_that_ran_out_of_time_runs_again_if_that_is_safe(app: Any, *, ide
         assert result(task.delay()) == "done"
 
 
+def test_autoretry_does_not_repeat_what_began_and_may_not_be_repeated(app: Any):
+    """`autoretry_for=(Exception,)` means every failure, but not the one that may have charged."""
+    runs: list[int] = []
+
+    def work() -> None:
+        runs.append(1)
+        raise TimedOut("as a client in the task does at the deadline of the attempt")
+
+    guard = new_guard(Timeout(5.0, sync="cooperative"), idempotent=False)
+    options = {"autoretry_for": (Exception,), "default_retry_delay": 0, "max_retries": 2}
+    with pytest.raises(TimedOut):
+        result(task_of(app, work, guard=guard, **options).delay())
+    assert len(runs) == 1
+
+
 def test_attempts_do_not_multiply(app: Any):
     """The guard retries in the first run only: 3 attempts, and one in each of Celery's retries."""
     attempts: list[int] = []

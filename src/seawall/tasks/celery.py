@@ -43,6 +43,9 @@ class GuardedTask(celery.Task):  # type: ignore[misc] # Celery has no types
     def on_bound(cls, app: Any) -> None:
         """Check the guard when the task is made."""
         check_guard(cls.guard)
+        if cls.guard is not None and not cls.guard.idempotent:
+            # It had begun: `autoretry_for=(Exception,)` must not repeat it.
+            cls.dont_autoretry_for = (*getattr(cls, "dont_autoretry_for", ()), TimedOut)
         super().on_bound(app)
 
     def apply_async(self, *args: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
