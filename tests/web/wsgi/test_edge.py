@@ -36,6 +36,7 @@ from seawall.shedding import by_criticality
 from seawall.web import Health, Lifecycle, Rank, RequestLimit, Trust
 from seawall.web.health.health import _wall as wall
 from seawall.web.wsgi import Edge, QueueAdmission
+from tests.support import received_attempt
 from tests.web.support import held_slots
 from tests.web.wsgi.support import WsgiServer, ask, environ_of
 
@@ -393,6 +394,30 @@ def test_a_caller_out_of_time_is_not_run(make: Callable[..., Edge]) -> None:
     assert answer.status == 504
     assert counts(edge) == (0, 0, 0, 0)
     assert edge.snapshot()["inbound"]["expired"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "left", "attempt"),
+    [
+        ("X-Server-Timeout", "5,5", 5, 0),
+        ("X-Server-Timeout", "5, 5", 5, 0),
+        ("X-Server-Timeout", "5,6", 10, 0),
+        ("Seawall-Attempt", "2,2", 10, 2),
+        ("Seawall-Attempt", "2,3", 10, 0),
+    ],
+)
+def test_lines_that_the_server_has_joined_count_as_lines(
+    make: Callable[..., Edge], name: str, value: str, left: int, attempt: int
+) -> None:
+    """Equal values are one, different ones are none, as in the edge for ASGI."""
+    seen: list[Any] = []
+
+    def app(environ: Any, start: Any) -> list[bytes]:
+        seen.append((seconds_left(), received_attempt()))
+        return hello(environ, start)
+
+    ask(make(app, timeout=10, reserve=0.001, trust=CALLERS), headers=[(name, value)])
+    assert seen == [(pytest.approx(left, abs=0.5), attempt)]
 
 
 def test_time_in_the_servers_queue_counts(make: Callable[..., Edge]) -> None:

@@ -286,6 +286,30 @@ def test_a_stream_holds_its_place(make: Callable[..., Flask]) -> None:
     assert app.extensions["seawall"].snapshot()["lifecycle"]["in_flight"] == 0
 
 
+@pytest.mark.parametrize("read", ["", "a/"])
+def test_a_test_client_may_keep_the_context_of_a_stream(
+    make: Callable[..., Flask], read: str
+) -> None:
+    """Flask leaves the contexts of a request in the test, which is in another one."""
+    app = make(timeout=20)
+
+    @app.get("/")
+    def stream() -> Response:
+        def parts() -> Iterator[str]:
+            yield "a"
+            yield flask_request.path
+
+        return Response(stream_with_context(parts()))
+
+    with app.test_client() as client:
+        for _ in range(2):
+            with client.get("/?n=1") as answer:
+                assert not read or answer.text == read
+                assert flask_request.args["n"] == "1"
+    assert seconds_left() is None
+    assert app.extensions["seawall"].snapshot()["lifecycle"]["in_flight"] == 0
+
+
 def test_probes_never_reach_flask(make: Callable[..., Flask]) -> None:
     """They are answered though every other request is refused."""
     app = make(concurrency=(places := Bulkhead(1)))

@@ -17,10 +17,10 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from seawall.web.wsgi.edge import Edge
 
+T = TypeVar("T")
 Environ = dict[str, Any]
 Write = Callable[[bytes], object]
 StartResponse = Callable[..., Write]
@@ -50,6 +51,23 @@ INBOUND: Final = frozenset(
     f"HTTP_{name.decode().upper().replace('-', '_')}" for name in inbound.KNOWN
 )
 """Keys of the headers that `Inbound` reads."""
+_SINGLE: Final = INBOUND - {"HTTP_BAGGAGE"}
+"""Those that have one value. A server joins the lines of a repeated header with commas."""
+
+PRESERVE: Final = "werkzeug.debug.preserve_context"
+"""Key of Flask's test client and of werkzeug's debugger. They take over the contexts that Flask has
+entered, which must be left in the context in which they were entered."""
+
+
+class _OwnContext:
+    """Stands for the context of the server's thread."""
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call `function` without another context."""
+        return function(*args)
+
+
+_OWN: Final = _OwnContext()
 
 
 class WsgiExchange(HeldRequest):
@@ -79,7 +97,7 @@ class WsgiExchange(HeldRequest):
         self.trust = edge._trust
         self._deadline = None
         self.to = to
-        self.context = copy_context()
+        self.context: Context | _OwnContext = _OWN if PRESERVE in environ else copy_context()
         """The context in which all of the app's code runs."""
         self.answered_at = 0.0
         self.status = 0
@@ -222,9 +240,10 @@ def scope_of(environ: Environ) -> dict[str, Any]:
 def headers_of(environ: Environ) -> Headers:
     """Return the headers of a request in the form of ASGI."""
     return [
-        (name, value.encode("latin-1"))
+        (name, line.encode("latin-1"))
         for key, value in environ.items()
         if (name := _name_of(key)) is not None and value
+        for line in (map(str.strip, value.split(",")) if key in _SINGLE else (value,))
     ]
 
 
