@@ -46,6 +46,7 @@ def protect(app: web.Application, **parts: Unpack[EdgeParts]) -> Edge:
     if any(isinstance(one, _Middleware) for one in app.middlewares):
         raise RuntimeError("protect(): this app has an edge already")
     edge = default_edge(_serve, **parts)
+    edge._sends_at_once = False  # aiohttp sends what the middleware returns
     app.middlewares.insert(0, _Middleware(edge))
     app.on_response_prepare.append(_started)
     app.cleanup_ctx.append(_Lifespan(edge))

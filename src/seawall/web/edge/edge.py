@@ -136,6 +136,8 @@ class Edge(EdgeCore):
         self._stall = None if stall is None else check.seconds("stall", stall)
         self._stalled = 0
         """Number of requests that were ended as their client read nothing for `stall` seconds."""
+        self._sends_at_once = True
+        """Whether a response reaches the client before the app's call has ended."""
         self._dispatch = dispatch_of(app)
         self._timers = RequestTimers(self._clock)
         registry.enter(self, "edge", name)
@@ -227,16 +229,16 @@ class Edge(EdgeCore):
 
     async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:
         """End a request that was refused or cut, or whose app failed: with a problem, or raise."""
-        children = passage.children
+        handlers = passage.handlers
         try:
-            if children is None or not children.is_cut:
+            if handlers is None or not handlers.is_cut:
                 settled = self._settle(passage, error)
                 if settled is not None:
                     await send_problem(send, *settled, method=passage.method)
-            else:
-                await children.end(self._now())
-                if error is not None:
-                    raise error
+            elif await handlers.end(self._now(), error) or error is None:
+                return
+            elif self._upstreams.answer(passage, error) is None:  # the client has its response
+                raise error
         finally:
             del error  # Break the cycle between the exception and this frame.
 

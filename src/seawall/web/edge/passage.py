@@ -22,9 +22,9 @@ from seawall._expiry import EXPIRED, Expiry, current_task, take_back
 from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Message, Receive, Send
-from seawall.web.edge.child_tasks import ChildTasks
 from seawall.web.edge.client_waits import ClientWaits
 from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.running_handlers import RunningHandlers, thread_of
 from seawall.web.problems import FAILURE, send_problem
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Passage(HeldRequest):
     """One request in an ASGI edge: its timer, its waits for the client, `receive` and `send`."""
 
     __slots__ = (
-        "children",  # tasks of the app that listen for a disconnect, if any
         "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
         "handed",  # size of the last part of the body that was passed to the server
+        "handlers",  # handlers that a cancellation would leave running, if any are known
         "heard",  # whether the body of the request is complete
         "source",  # where messages come from: the server or a wrapper
         "task",  # the task in which the app was called, until it returns
@@ -69,7 +69,7 @@ class Passage(HeldRequest):
         self.status = self.handed = 0
         self.entered = self.left = self.heard = False
         self.waits: ClientWaits | None = None
-        self.children: ChildTasks | None = None
+        self.handlers: RunningHandlers | None = None
         self.gates = ()
         self.granted = None
         self.more_headers = None
@@ -110,16 +110,21 @@ class Passage(HeldRequest):
         return True
 
     def cancel(self, message: str) -> None:
-        """Cancel the app; one that would leave its handler running gets a disconnect instead.
+        """Cancel the app, unless that would leave its handler running: see `RunningHandlers`.
 
         A timer that is shared by requests calls this as it would call that of a task.
         """
-        children, task = self.children, self.task
-        if task is not None and (children is None or not children.cut()):
+        task = self.task
+        if task is None:
+            return
+        works = not self.status and self._edge._sends_at_once
+        if self.handlers is None and works and thread_of(task) is not None:
+            self.handlers = RunningHandlers(self)
+        if self.handlers is None or not self.handlers.cut():
             task.cancel(message)
 
     def settle_cut(self) -> Coroutine[Any, Any, None] | None:
-        """Settle a request whose app got a disconnect; return what sends the response, if any."""
+        """Settle a request whose app is not cancelled; return what sends the response, if any."""
         if self.waits is not None:
             self.waits.note_cut()
         settled = self._edge._settle(self, asyncio.CancelledError(EXPIRED))
@@ -134,7 +139,7 @@ class Passage(HeldRequest):
     def was_cut(self, error: BaseException | None) -> bool:
         """Stop the timer; return whether `error` is the cancellation that it caused."""
         self._stop_time()
-        if self.children is not None and self.children.is_cut:
+        if self.handlers is not None and self.handlers.is_cut:
             return True
         cut, self.cut = self.cut, None
         if cut is None:
@@ -176,10 +181,10 @@ class Passage(HeldRequest):
         """Receive a message that has to be waited for, in the app's own task or in a child."""
         if self.task is None or current_task() is self.task:
             return await receive()
-        children = self.children
-        if children is None:
-            children = self.children = ChildTasks(self)
-        return await children.listen(receive)
+        handlers = self.handlers
+        if handlers is None:
+            handlers = self.handlers = RunningHandlers(self)
+        return await handlers.listen(receive)
 
     def _with_waits(self) -> ClientWaits:
         waits = self.waits

@@ -1,22 +1,32 @@
-"""Apps that run handlers in child tasks: a cut request ends, and holds its place until then."""
+"""Handlers in child tasks and in threads: a cut request ends, and holds its place until then."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio.to_thread
+import httpx
 import pytest
+from fastapi import FastAPI
+from litestar import Litestar, get
 from quart import Quart, request, websocket
 from quart.typing import ResponseReturnValue
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from seawall import Bulkhead
+from seawall import Bulkhead, TimedOut
 from seawall.testing import run_virtual
-from seawall.web import Edge, Inbound
-from seawall.web.edge import child_tasks
+from seawall.web import Edge, Inbound, fastapi, litestar, quart
+from seawall.web.edge import passage, running_handlers
+from seawall.web.request import INCOMING
 from tests.support import let_pass
 from tests.web.edge.test_client_waits import STALL, Client
-from tests.web.support import answer_of, ask, held_slots, http_scope
+from tests.web.support import answer_of, ask, held_slots, http_scope, text_app
 
 TIMEOUT = 10.0
 
@@ -114,7 +124,7 @@ def test_handlers_of_cut_requests_end(make: Callable[[Handlers], Any]) -> None:
 
 def test_without_the_disconnect_handlers_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above fails if such apps are cancelled like any other."""
-    monkeypatch.setattr(child_tasks, "_is_in_wait", lambda _task: False)
+    monkeypatch.setattr(running_handlers, "_tasks_in_wait", lambda _task: None)
     with pytest.raises(AssertionError):
         test_handlers_of_cut_requests_end(waiting_app)
 
@@ -122,9 +132,9 @@ def test_without_the_disconnect_handlers_run_on(monkeypatch: pytest.MonkeyPatch)
 def test_a_cut_request_is_answered_at_once_and_holds_its_place_until_its_handler_ends() -> None:
     """The client does not wait for a slow cleanup, and nobody gets its place meanwhile."""
     handlers = Handlers()
-    edge = edge_of(waiting_app(handlers, cleanup=60.0), places=1)
 
     async def main() -> None:
+        edge = edge_of(waiting_app(handlers, cleanup=60.0), places=1)  # here its clock is virtual
         loop = asyncio.get_running_loop()
         began = loop.time()
         client = Client(edge)
@@ -320,3 +330,238 @@ async def _first_of(*steps: Coroutine[Any, Any, Any]) -> None:
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
+
+
+# Handlers in threads
+
+
+class ThreadWork:
+    """A function that runs in a thread until it is released."""
+
+    def __init__(self) -> None:
+        self.began, self.released = threading.Event(), threading.Event()
+        self.ended = 0
+
+    def __call__(self) -> str:
+        """Work."""
+        self.began.set()
+        assert self.released.wait(20)
+        self.ended += 1
+        return "done"
+
+
+def fastapi_app(work: ThreadWork) -> Any:
+    """Return a FastAPI app with a plain function."""
+    app = FastAPI()
+
+    @app.get("/")
+    def handler() -> str:
+        return work()
+
+    fastapi.protect(app, **PARTS)
+    return app
+
+
+def starlette_app(work: ThreadWork) -> Any:
+    """Return a Starlette app with a plain function."""
+
+    def handler(_request: Any) -> PlainTextResponse:
+        return PlainTextResponse(work())
+
+    app = Starlette(routes=[Route("/", handler)])
+    fastapi.protect(app, **PARTS)
+    return app
+
+
+def litestar_app(work: ThreadWork) -> Any:
+    """Return a Litestar app with a plain function."""
+
+    @get("/", sync_to_thread=True)
+    def handler() -> str:
+        return work()
+
+    return litestar.protect(Litestar([handler]), **PARTS)
+
+
+def plain_quart_app(work: ThreadWork) -> Any:
+    """Return a Quart app with a plain function."""
+    app = Quart(__name__)
+
+    @app.get("/")
+    def handler() -> str:
+        return work()
+
+    quart.protect(app, **PARTS)
+    return app
+
+
+def to_thread_app(work: ThreadWork) -> Any:
+    """Return an app that starts a thread itself."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        text = await asyncio.to_thread(work)
+        await text_app(text)(_scope, _receive, send)
+
+    return Edge(app, concurrency=Bulkhead(1))
+
+
+PARTS: Any = {"concurrency": Bulkhead(1), "loop_admission": None, "lifecycle": None, "health": None}
+THREADED = [fastapi_app, starlette_app, litestar_app, plain_quart_app, to_thread_app]
+
+
+class Asked:
+    """A request of an app, which is called in a task."""
+
+    def __init__(self, app: Any) -> None:
+        self.sent: list[Any] = []
+        self._scope = http_scope()
+        self._body = [{"type": "http.request", "body": b"", "more_body": False}]
+        self.task = asyncio.ensure_future(app(self._scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        return self._body.pop() if self._body else await asyncio.Event().wait()
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def cut(self, work: ThreadWork | None = None) -> None:
+        """Cut the request, once its `work` has begun, and let the edge answer."""
+        if work is not None:
+            with ThreadPoolExecutor(1) as pool:
+                await asyncio.get_running_loop().run_in_executor(pool, work.began.wait, 20)
+        assert self._scope[INCOMING].cut_now()
+        await some_turns()
+
+
+async def some_turns() -> None:
+    """Let others run."""
+    for _ in range(10):
+        await let_pass(0)
+
+
+@pytest.mark.parametrize("make", THREADED)
+def test_a_handler_in_a_thread_holds_its_place_until_the_thread_ends(make: Any) -> None:
+    """The client gets its response at once, and a second one never."""
+    work = ThreadWork()
+    app = make(work)
+
+    async def main() -> None:
+        asked = Asked(app)
+        await asked.cut(work)
+        assert answer_of(asked.sent).status == 504
+        assert not asked.task.done()
+        assert len(held_slots()) == 1
+        work.released.set()
+        await asked.task
+        assert len(asked.sent) == 2
+
+    asyncio.run(main())
+    assert work.ended == 1
+    assert not held_slots()
+
+
+def test_without_a_look_at_threads_a_place_is_free_while_its_thread_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test above fails if such apps are cancelled like any other."""
+    monkeypatch.setattr(passage, "thread_of", lambda _task: None)
+    with pytest.raises(AssertionError):
+        test_a_handler_in_a_thread_holds_its_place_until_the_thread_ends(starlette_app)
+
+
+def test_what_follows_the_thread_is_cancelled() -> None:
+    """No background task runs for a request whose client has been told that it failed."""
+    work, followed = ThreadWork(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await text_app(await asyncio.to_thread(work))(scope, receive, send)
+        followed.append("background task")
+
+    async def main() -> None:
+        asked = Asked(Edge(app, concurrency=Bulkhead(1)))
+        await asked.cut(work)
+        work.released.set()
+        await asked.task
+        assert not asked.task.cancelled()
+
+    asyncio.run(main())
+    assert not followed
+
+
+def test_work_that_waits_for_a_thread_is_cancelled() -> None:
+    """Nobody runs it any more, and its place is free."""
+    work, busy = ThreadWork(), threading.Event()
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.to_thread(work)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        first = loop.run_in_executor(None, busy.wait, 20)
+        asked = Asked(Edge(app, concurrency=Bulkhead(1)))
+        await some_turns()
+        await asked.cut()
+        assert answer_of(asked.sent).status == 504
+        assert not held_slots()
+        busy.set()
+        await first
+
+    asyncio.run(main())
+    assert not work.began.is_set()
+
+
+@pytest.mark.parametrize("error", [TimedOut("too late"), httpx.ReadTimeout("too late")])
+def test_an_expected_error_after_the_cut_is_not_raised(error: Exception) -> None:
+    """A guard in the thread hears of the deadline, too: that is no bug of the app."""
+    work = ThreadWork()
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.to_thread(work)
+        raise error
+
+    async def main() -> None:
+        asked = Asked(Edge(app, concurrency=Bulkhead(1)))
+        await asked.cut(work)
+        work.released.set()
+        await asked.task
+        assert len(asked.sent) == 2
+
+    asyncio.run(main())
+    assert not held_slots()
+
+
+def test_a_bug_after_the_cut_is_raised() -> None:
+    """Otherwise nobody would hear of it."""
+    work = ThreadWork()
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.to_thread(work)
+        raise LookupError
+
+    async def main() -> None:
+        asked = Asked(Edge(app, concurrency=Bulkhead(1)))
+        await asked.cut(work)
+        work.released.set()
+        with pytest.raises(LookupError):
+            await asked.task
+
+    asyncio.run(main())
+    assert not held_slots()
+
+
+def test_a_thread_that_its_owner_abandons_holds_no_place() -> None:
+    """`abandon_on_cancel=True` says that nobody waits for it."""
+    work = ThreadWork()
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+    async def main() -> None:
+        asked = Asked(Edge(app, concurrency=Bulkhead(1)))
+        await asked.cut(work)
+        assert answer_of(asked.sent).status == 504
+        assert not held_slots()
+        work.released.set()
+
+    asyncio.run(main())
