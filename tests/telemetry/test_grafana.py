@@ -86,7 +86,10 @@ def test_rows_are_in_order():
     """What is wrong comes first, then the guards."""
     titles = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert titles[:2] == ["Overview", "Guards"]
-    assert "More" not in titles, "each metric has a panel that was thought of"
+    assert "More" not in titles, (
+        "a metric is in no panel, so it got a plain one in a last row: add a panel to _ROWS in"
+        " seawall/telemetry/grafana/panels.py"
+    )
 
 
 # What is asked
@@ -101,7 +104,7 @@ def test_every_metric_is_shown(metric: Metric):
         if re.search(rf"\b{metric.name}(_bucket|_sum)?\b", target["expr"])
         and metric.help in panel["description"]
     ]
-    assert found
+    assert found, f"no panel shows {metric.name} and its help text"
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda pair: pair[0]["title"])
@@ -153,7 +156,10 @@ def test_every_panel_has_something_to_show_of_a_real_process():
         if not prometheus.ask(_filled(target["expr"]), 3 * EVERY)
     }
     # Everything can be read, and nothing is called by data.
-    assert empty == {"Cannot be read", "Combined series"}
+    assert empty == {"Cannot be read", "Combined series"}, (
+        "these panels are empty: the objects in tests/telemetry/world.py need something that they"
+        " show, or a query names a label's value that no object has"
+    )
 
 
 @given(st.lists(st.sampled_from(["closed", "half_open", "open", "isolated"]), min_size=1))

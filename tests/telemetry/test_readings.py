@@ -54,7 +54,21 @@ def test_every_metric_is_read_from_something():
     """In a world with one of everything each metric has a value, but for those of trouble."""
     told = {one.metric.name for one in readings_of(seawall.snapshot())}
     rare = {"seawall_unreadable", "seawall_series_folded"}
-    assert told == {metric.name for metric in METRICS} - rare
+    assert told == {metric.name for metric in METRICS} - rare, (
+        "read the metric in seawall/telemetry/readings.py, and see that an object in"
+        " tests/telemetry/world.py has it"
+    )
+
+
+@pytest.mark.usefixtures("world")
+def test_sources_are_kinds_of_objects_and_policies():
+    """What a metric says it is read from is a kind in the snapshot, or a policy of a guard."""
+    snapshot = seawall.snapshot()
+    kinds = {"policy", *snapshot}
+    kinds |= {policy["policy"] for guard in snapshot["guard"] for policy in guard["policies"]}
+    sources = [part for metric in METRICS for part in metric.source.split("; ") if ": " in part]
+    named = {kind for source in sources for kind in source.split(": ")[0].split(", ")}
+    assert named - kinds == set()
 
 
 @pytest.mark.usefixtures("world")

@@ -128,8 +128,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "guard: succeeded, failed, cancelled, rejected",
     ),
     _counter("timeouts{guard}", "Attempts that ran out of time", "guard: timed_out"),
-    _counter("degraded{guard}", "Calls that were answered by less", "guard: degraded"),
-    _counter("stale{guard}", "Of these, by an old answer of a cache", "guard: stale"),
+    _counter("degraded{guard}", "Calls that got a substitute answer", "guard: degraded"),
+    _counter("stale{guard}", "Of these, calls that got an old answer from a cache", "guard: stale"),
     _highest("error_ratio{guard}", "Share of recent attempts that failed", "guard: error_rate"),
     _durations(
         "attempt_duration{guard}",
@@ -138,10 +138,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _durations(
         "queue_wait{guard}",
-        "How long calls waited at a gate until it admitted them, of those that had to wait",
+        "How long calls waited at a gate that then admitted them, of those that had to wait",
         "guard: waits",
     ),
-    _gauge("abandoned_threads{guard}", "Threads that run on without a caller", "guard: abandoned"),
+    _gauge(
+        "abandoned_threads{guard}",
+        "Threads that still run although their caller gave up",
+        "guard: abandoned",
+    ),
     _counter("rejected{guard, policy}", "Calls that a policy refused", "policy: rejected"),
     _counter(
         "would_reject{guard, policy}",
@@ -156,7 +160,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter(
         "retries_stopped{guard, cause}",
-        "Calls that were not retried further, by cause; `budget`: it was spent",
+        "Calls that were not retried further, by cause; `budget`: the budget was spent",
         "retry: stopped",
     ),
     _highest(
@@ -182,7 +186,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge(
         "breaker_open_keys{guard}",
         "Keys of a keyed breaker that are open or isolated",
-        "breaker: keys",
+        "breaker: open_keys",
     ),
     _counter(
         "rate_limited{kind, name, limit}",
@@ -191,8 +195,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _gauge(
         "slots{guard, policy}",
-        "Calls that may run at once: a bulkhead's, or what is learnt",
-        "bulkhead, adaptive_limit, thread_bulkhead: limit",
+        "Calls that may run at once: the limit of a bulkhead, or the one that was learnt",
+        "bulkhead, adaptive_limit: limit; thread_bulkhead: workers",
     ),
     _gauge(
         "slots_in_use{guard, policy}",
@@ -206,23 +210,23 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _seconds(
         "slot_wait{guard, policy}",
-        "How long the first in line for a slot has waited",
+        "How long the first call in the queue for a slot has waited",
         "bulkhead, adaptive_limit: queue_wait",
     ),
-    _counter("cache{guard, result}", "Looks into a cache", "cache: hits, misses, shared"),
+    _counter("cache{guard, result}", "Lookups in a cache", "cache: hits, misses, shared"),
     _counter("hedges{guard}", "Second calls started beside slow ones", "hedge: hedges"),
     _counter("hedge_wins{guard}", "Second calls that answered first", "hedge: wins"),
     _counter("fallbacks{guard, level}", "Calls by the fallback that answered", "fallback: levels"),
     _gauge(
         "policy_shared{guard, policy}",
-        "1 while a shared policy goes with its store, 0 while without",
+        "1 while a shared policy decides with its store, 0 while without it",
         "policy: shared",
         fold="min",
     ),
     # Pools, executors, serializers
     _gauge("pool_slots{pool}", "Resources that a pool may have", "pool: limit"),
     _gauge("pool_in_use{pool}", "Resources that are borrowed", "pool: in_flight"),
-    _gauge("pool_idle{pool}", "Resources that can be borrowed at once", "pool: idle"),
+    _gauge("pool_idle{pool}", "Resources that are free", "pool: idle"),
     _gauge("pool_waiting{pool}", "Borrowers that wait", "pool: waiting"),
     _durations(
         "pool_wait{pool}",
@@ -233,7 +237,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _counter("pool_borrowed{pool}", "Resources lent", "pool: borrowed"),
     _counter(
         "pool_troubles{pool, result}",
-        "Borrowers and resources that fared badly",
+        "Refused or failed borrowings, and failures of resources",
         "pool: rejected, timed_out, connect_failed, leaked, close_failed, degraded",
     ),
     _gauge("executor_workers{executor}", "Workers of an executor", "executor: workers"),
@@ -244,27 +248,34 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Calls of an executor by how they ended",
         "executor: succeeded, failed, cancelled, rejected",
     ),
-    _gauge("serializer_waiting{serializer}", "Who waits for a turn", "serializer: waiting"),
-    _counter("serializer_rejected{serializer}", "Who was refused a turn", "serializer: rejected"),
+    _gauge("serializer_waiting{serializer}", "Calls that wait for a turn", "serializer: waiting"),
+    _counter("serializer_rejected{serializer}", "Calls refused a turn", "serializer: rejected"),
     # Queues
     _highest(
         "queue_depth{kind, name}",
-        "What waits: in a queue, channel, jobs, later or outbox; dead letters to be replayed",
-        "queue, later, dead_letters: waiting; channel: depth; jobs: queued; outbox: pending",
+        "Items that wait, by kind: queue, channel, jobs, deferred_calls, outbox; dead_letters:"
+        " those to be replayed",
+        "queue, deferred_calls, dead_letters: waiting; channel: depth; jobs: queued;"
+        " outbox: pending",
     ),
     _seconds(
         "queue_age{kind, name}",
-        "How long the oldest has waited there",
-        "queue, later: oldest; channel, outbox: oldest_age; jobs: queued; dead_letters: waiting",
+        "How long the oldest of them has waited",
+        "queue, deferred_calls: oldest; channel, outbox: oldest_age; jobs: queued;"
+        " dead_letters: waiting",
     ),
     _highest(
         "queue_dead{kind, name}",
-        "What was given up and is kept to be looked at",
-        "queue, later, outbox, dead_letters: dead; jobs: failed",
+        "Items that were given up, and are kept for operators",
+        "queue, deferred_calls, outbox, dead_letters: dead; jobs: failed",
     ),
-    _counter("channel_items{channel, result}", "Items", "channel: put, got, dropped, rejected"),
-    _gauge("worker_slots{kind, name}", "Jobs that workers may do at once", "worker: concurrency"),
-    _gauge("worker_busy{kind, name}", "Jobs that workers are at", "worker: at_work"),
+    _counter(
+        "channel_items{channel, result}",
+        "Items of a channel: put, got, dropped, rejected",
+        "channel: put, got, dropped, rejected",
+    ),
+    _gauge("worker_slots{kind, name}", "Jobs that a worker may run at once", "worker: concurrency"),
+    _gauge("worker_busy{kind, name}", "Jobs that a worker is running", "worker: at_work"),
     _counter(
         "worker_jobs{kind, name, result}",
         "Jobs of this process by how they ended",
@@ -283,23 +294,23 @@ METRICS: Final[tuple[Metric, ...]] = (
     # Idempotency
     _counter(
         "duplicates_dropped{kind, name}",
-        "What came again and was not done again",
-        "inbox: duplicates; fifo_receiver: duplicate, late; jobs: repeated; later: again",
+        "Repeats that were recognized and had no second effect",
+        "inbox: duplicates; fifo_receiver: duplicate, late; jobs: repeated; deferred_calls: again",
     ),
     _counter(
         "idempotency{kind, name, result}",
-        "Requests with an idempotency key by what became of them; `replays` are the hits",
+        "Requests with an idempotency key, by how they ended; `replays` got a stored answer",
         "idempotency, idempotent_requests: counts",
     ),
     _counter(
         "refused_late{kind, name}",
-        "Answers refused because another had taken the work over: it may have been done twice",
-        "dispatcher, jobs, idempotency, idempotent_requests: refused_late",
+        "Outcomes refused because another worker had taken over: the work may have run twice",
+        "dispatcher, jobs, deferred_calls, idempotency, idempotent_requests: refused_late",
     ),
     _counter("fifo_gaps{name}", "Messages missing for too long", "fifo_receiver: gaps"),
     # Surroundings of the service
     _gauge("store_up{store}", "1 while the shared store answers", "store: up", fold="min"),
-    _highest("lease_held{lease}", "1 while this process holds it", "lease: held"),
+    _highest("lease_held{lease}", "1 while this process holds the lease", "lease: held"),
     _highest(
         "health_state{service, level, state}",
         "1 for the state of each level of health, 0 for the others",
@@ -313,8 +324,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("requests_in_flight{service}", "Requests being served", "lifecycle: in_flight"),
     _highest(
         "service_level{service, level}",
-        "1 for the level of service, 0 for others",
-        "service levels: level",
+        "1 for the current level of service, 0 for the others",
+        "service_levels: level",
     ),
     _gauge(
         "upstream_hosts{upstreams, state}",
@@ -348,12 +359,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _highest(
         "member_health_score{group}",
-        "How far this process mistrusts its own view of the group: 0 is well, 8 is the worst",
+        "How little this process trusts its own view of the group: 0 is best, 8 is worst",
         "members: health_score",
     ),
     _counter(
         "member_own_pauses{group}",
-        "Pauses of this process, during which it suspects nobody",
+        "Pauses of this process, during which it suspects no member",
         "members: own_pauses",
     ),
     _counter(
@@ -374,29 +385,27 @@ METRICS: Final[tuple[Metric, ...]] = (
         "By",
     ),
     # Pipelines
-    _highest("pipeline_running{pipeline}", "1 while it runs", "pipeline: running"),
+    _highest("pipeline_running{pipeline}", "1 while the pipeline runs", "pipeline: running"),
     _counter("pipeline_read{pipeline, source}", "Items read by source", "pipeline: sources: read"),
     _counter(
         "pipeline_ended{pipeline, result}",
         "Items by how they ended: sink, dead_letter, dropped, returned",
         "pipeline: sink, dead_letter, dropped, returned",
     ),
-    _counter(
-        "pipeline_degraded{pipeline}", "Items that a sink got as lesser ones", "pipeline: degraded"
-    ),
+    _counter("pipeline_degraded{pipeline}", "Degraded items that a sink got", "pipeline: degraded"),
     _counter(
         "pipeline_replayed{pipeline}", "Dead letters that were replayed", "pipeline: replayed"
     ),
-    _gauge("pipeline_in_flight{pipeline}", "Items on their way", "pipeline: in_flight"),
+    _gauge("pipeline_in_flight{pipeline}", "Items in flight", "pipeline: in_flight"),
     _seconds("pipeline_oldest{pipeline}", "Age of the oldest of them", "pipeline: oldest"),
     _highest(
         "pipeline_source_failing{pipeline, source}",
-        "1 while a source cannot be read, or does not take the ends of items",
+        "1 while a source cannot be read, or accepts no reports of ends",
         "pipeline: sources: error",
     ),
     _counter(
         "pipeline_source_errors{pipeline, source}",
-        "Failures to read a source, or to tell it how items ended",
+        "Failures to read a source, or to report to it how items ended",
         "pipeline: sources: errors",
     ),
     _seconds(
@@ -427,13 +436,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _durations(
         "pipeline_stage_duration{pipeline, stage}",
-        "How long items were in a stage with workers, waiting included",
+        "How long items were in a stage with workers, including the wait",
         "pipeline: stages: histogram",
     ),
-    _gauge("collect_sources{collect, state}", "Sources: ok, stale, unavailable", "collect"),
+    _gauge(
+        "collect_sources{collect, state}",
+        "Sources by state: ok, stale, unavailable",
+        "collect: sources, missing",
+    ),
     _seconds(
         "collect_missing{collect, source}",
-        "How long the ten sources have not answered that are missing for longest",
+        "How long the ten sources that are missing longest have not answered",
         "collect: missing",
     ),
     _counter(
@@ -443,8 +456,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "collect: collections, degraded, too_few",
     ),
     # Event loops
-    _seconds("loop_lag{watchdog}", "How late event loops are", "watchdog: lag"),
-    _counter("loop_blocks{watchdog}", "Blocks of event loops", "watchdog: blocks"),
+    _seconds("loop_lag{watchdog}", "How late the event loop is", "watchdog: lag"),
+    _counter("loop_blocks{watchdog}", "How often the event loop was blocked", "watchdog: blocks"),
     # Language models
     _gen_ai(
         "operation_duration_seconds",
@@ -472,12 +485,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter(
         "llm_cost{guard, model}",
-        "Cost of the tokens by the price table, in its currency; by the model that was asked for",
+        "Cost of the tokens by the price table, in its currency; by the requested model",
         "llm: cost",
     ),
     _counter(
         "models_served{models, model, level}",
-        "Calls by the model that answered; level 0 is the preferred one, others are fallbacks",
+        "Calls by the model that answered; level 0 is the preferred one, higher ones are fallbacks",
         "models: served",
     ),
     _counter("models_failed{models}", "Calls that no model answered", "models: failed"),
@@ -485,16 +498,22 @@ METRICS: Final[tuple[Metric, ...]] = (
     _highest(
         "autoscale_load",
         "How full this process is: 1.0 is full, above that work waits; scale on its mean",
-        "edges, executors and workers: see `autoscale_load`",
+        "edge, executor, worker: see autoscale_load",
     ),
     _seconds(
         "reading_age{kind, name}",
-        "How long ago a values read from a store or database were read",
+        "How long ago the values of a store or database were read",
         "stored_age",
     ),
-    _gauge("unreadable{kind}", "Things whose snapshot or last question failed", "snapshot_error"),
     _gauge(
-        "series_folded{metric}", "Series beyond the cap, which are combined as `other`", "the cap"
+        "unreadable{kind}",
+        "Objects whose snapshot or last query failed",
+        "snapshot_error, stored_error",
+    ),
+    _gauge(
+        "series_folded{metric}",
+        "Series beyond the maximum, which are combined as `other`",
+        "the exporter",
     ),
 )
 """All metrics, in the order in which they are exported."""

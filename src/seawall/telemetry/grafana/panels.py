@@ -116,7 +116,7 @@ _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Overview": (
         _panel(
-            "Wrong now (alerts that fire)",
+            "Alerts that fire now",
             Query(
                 'ALERTS{alertname=~"Seawall.*",alertstate="firing",job=~"$job"}', "{{alertname}}"
             ),
@@ -168,7 +168,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             bad=limits.ERROR_RATIO,
         ),
         _speed("Timeouts", "timeouts", "guard"),
-        _panel("Answered by less", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
+        _panel("Degraded answers", _rate("degraded", "guard"), _rate("stale", "guard", ": stale")),
         _speed("Refused, by policy", "rejected", "guard policy"),
         _speed("Would be refused (shadow mode)", "would_reject", "guard policy"),
         _shares(
@@ -183,20 +183,20 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             warn=limits.BUDGET_SPENT_WARN,
         ),
         _count("Processes by the state of their breaker", "sum", "breaker_state", "guard state"),
-        _speed("Breakers change, by the state they go to", "breaker_transitions", "guard to"),
+        _speed("Changes of breakers, by new state", "breaker_transitions", "guard to"),
         _count("Open keys of keyed breakers", "max", "breaker_open_keys", "guard"),
         _speed("Shed, by reason and class", "shed", "guard reason class"),
         _speed("Refused by rate limits", "rate_limited", "kind name limit"),
         _speed("Fallbacks that answered", "fallbacks", "guard level"),
-        _speed("Looks into caches", "cache", "guard result"),
+        _speed("Cache lookups", "cache", "guard result"),
         _panel("Hedges", _rate("hedges", "guard"), _rate("hedge_wins", "guard", " won")),
         _panel(
-            "Shared policies go with their store",
+            "Shared policies decide with their store",
             _gauge("min", "policy_shared", "guard policy"),
             shape="states",
             values=_ONE_OR_NONE,
         ),
-        _count("Threads without a caller", "sum", "abandoned_threads", "guard"),
+        _count("Threads whose caller gave up", "sum", "abandoned_threads", "guard"),
     ),
     "Slots, pools, executors": (
         _panel(
@@ -206,7 +206,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         _count("Calls that wait for a slot", "sum", "slots_waiting", "guard policy"),
         _seconds(
-            "First in line for a slot has waited",
+            "Oldest wait for a slot",
             "slot_wait_seconds",
             "guard policy",
             limits.SLOT_WAIT_SECONDS,
@@ -219,11 +219,14 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         _count("Borrowers that wait", "sum", "pool_waiting", "pool"),
         _quantiles(
-            "Borrowers waited: p50, p95, p99", "pool_wait_seconds", "pool", limits.POOL_WAIT_SECONDS
+            "Waits for a resource: p50, p95, p99",
+            "pool_wait_seconds",
+            "pool",
+            limits.POOL_WAIT_SECONDS,
         ),
-        _quantiles("Borrowers used it: p50, p95, p99", "pool_use_seconds", "pool"),
+        _quantiles("Use of a resource: p50, p95, p99", "pool_use_seconds", "pool"),
         _speed("Lent", "pool_borrowed", "pool"),
-        _speed("Borrowers and resources that fared badly", "pool_troubles", "pool result"),
+        _speed("Troubles of pools", "pool_troubles", "pool result"),
         _panel(
             "Executors",
             _gauge("sum", "executor_in_use", "executor", ": busy"),
@@ -239,12 +242,14 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     ),
     "Queues, outbox, jobs": (
         _count("Waiting", "max", "queue_depth", "kind name"),
-        _seconds(
-            "The oldest has waited", "queue_age_seconds", "kind name", limits.QUEUE_AGE_SECONDS
+        _seconds("Oldest wait", "queue_age_seconds", "kind name", limits.QUEUE_AGE_SECONDS),
+        _panel(
+            "Dead jobs, events and letters",
+            _gauge("max", "queue_dead", "kind name"),
+            bad=limits.DEAD + 1,
         ),
-        _panel("Given up", _gauge("max", "queue_dead", "kind name"), bad=limits.DEAD + 1),
         _seconds(
-            "Outbox: the oldest event has waited",
+            "Outbox: oldest event",
             "outbox_age_seconds",
             "outbox",
             limits.OUTBOX_AGE_SECONDS,
@@ -255,7 +260,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             bad=limits.BLOCKED_AGGREGATES + 1,
         ),
         _seconds(
-            "A store or database was asked",
+            "Age of values read from stores and databases",
             "reading_age_seconds",
             "kind name",
             limits.READING_AGE_SECONDS,
@@ -268,23 +273,23 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _speed("Jobs by how they ended", "worker_jobs", "kind name result"),
         _speed("Items of channels", "channel_items", "channel result"),
     ),
-    "Once": (
-        _speed("Came again and was dropped", "duplicates_dropped", "kind name"),
-        _speed("Requests with a key, by what became of them", "idempotency", "kind name result"),
-        _speed("Refused late: may have been done twice", "refused_late", "kind name"),
+    "Effects that happen once": (
+        _speed("Repeats dropped", "duplicates_dropped", "kind name"),
+        _speed("Requests with a key, by result", "idempotency", "kind name result"),
+        _speed("Refused late: the work may have run twice", "refused_late", "kind name"),
         _speed("FIFO: messages missing", "fifo_gaps", "name"),
     ),
     "Pipelines": (
         _speed("Items read", "pipeline_read", "pipeline source"),
         _speed("Items by how they ended", "pipeline_ended", "pipeline result", "stack"),
         _panel(
-            "In flight, and as lesser items in sinks",
+            "In flight, and degraded items in sinks",
             _gauge("sum", "pipeline_in_flight", "pipeline", " in flight"),
             _rate("pipeline_degraded", "pipeline", " degraded a second"),
             _rate("pipeline_replayed", "pipeline", " replayed a second"),
         ),
         _seconds(
-            "The oldest item has waited for a stage",
+            "Oldest wait for a stage",
             "pipeline_stage_oldest_seconds",
             "pipeline stage",
             limits.STAGE_AGE_SECONDS,
@@ -295,10 +300,10 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             _gauge("min", "pipeline_source_silence_seconds", "pipeline source", " silent"),
             unit="s",
         ),
-        _speed("What stages do", "pipeline_stage_items", "pipeline stage result"),
+        _speed("Items of stages, by result", "pipeline_stage_items", "pipeline stage result"),
         _speed("Failures by type", "pipeline_stage_failures", "pipeline stage reason"),
         _panel(
-            "Workers of stages, and what waits for them",
+            "Workers of stages, and waiting items",
             _gauge("sum", "pipeline_stage_busy", "pipeline stage", " busy"),
             _gauge("sum", "pipeline_stage_workers", "pipeline stage", " workers"),
             _gauge("sum", "pipeline_stage_waiting", "pipeline stage", " waiting"),
@@ -312,7 +317,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             bad=1.0,
         ),
         _speed("Failures of sources", "pipeline_source_errors", "pipeline source"),
-        _count("Processes that run it", "sum", "pipeline_running", "pipeline"),
+        _count("Processes that run a pipeline", "sum", "pipeline_running", "pipeline"),
         _count("Sources of collections", "max", "collect_sources", "collect state"),
         _seconds(
             "Sources are missing for",
@@ -349,7 +354,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _speed("Messages", "member_messages", "group result"),
         _panel("Bytes", _rate("member_bytes", "group result"), unit="Bps"),
     ),
-    "Around": (
+    "Surroundings": (
         _panel(
             "Stores answer",
             _gauge("min", "store_up", "store instance"),
@@ -363,9 +368,9 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         _count("Processes by level of service", "sum", "service_level", "service level"),
         _count("Hosts, as all processes see them", "sum", "upstream_hosts", "upstreams state"),
         _seconds(
-            "Event loops are late", "loop_lag_seconds", "watchdog instance", limits.LOOP_LAG_SECONDS
+            "Lag of event loops", "loop_lag_seconds", "watchdog instance", limits.LOOP_LAG_SECONDS
         ),
-        _speed("Event loops are blocked", "loop_blocks", "watchdog"),
+        _speed("Blocks of event loops", "loop_blocks", "watchdog"),
         _panel("Cannot be read", _gauge("sum", "unreadable", "kind"), bad=limits.UNREADABLE + 1),
         _panel("Combined series", _gauge("max", "series_folded", "metric"), bad=limits.FOLDED + 1),
     ),
@@ -400,7 +405,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "models model level",
             "stack",
         ),
-        _speed("Answered by no model", "models_failed", "models"),
+        _speed("Calls that no model answered", "models_failed", "models"),
     ),
 }
 
