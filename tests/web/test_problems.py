@@ -118,7 +118,7 @@ def test_the_limit_of_all_together_is_the_services_affair() -> None:
     problems_told = [problem_of(error, rng=rng) for _ in range(30)]
     assert {problem.status for problem in problems_told if problem} == {503}
     body = problems_told[0].body() if problems_told[0] else b""
-    assert json.loads(body)["detail"] == "More is asked for than the service takes."
+    assert json.loads(body)["detail"] == "The service has more requests than it accepts."
     assert b"global" not in body
     assert len({told(problem)["retry-after"] for problem in problems_told}) > 1
 

@@ -18,17 +18,17 @@ METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "
 MEANINGS: Final = {
     429: "Over the caller's own rate limit",
     503: "Too busy, or a dependency is unavailable: try again later",
-    504: "The time for the answer is over",
+    504: "The deadline has passed",
 }
 OF_A_KEY: Final = {
-    400: "The Idempotency-Key is missing, or is none",
-    409: "The first request with this Idempotency-Key is still at work: ask again later",
+    400: "The Idempotency-Key is missing or malformed",
+    409: "The first request with this Idempotency-Key is still being processed: try again later",
     422: "This Idempotency-Key was used with another payload",
 }
 
 _RETRY_AFTER: Final = {
     "Retry-After": {
-        "description": "Seconds after which asking again may help",
+        "description": "Seconds after which a retry may help",
         "schema": {"type": "integer", "minimum": 0},
     }
 }

@@ -158,28 +158,28 @@ def _failed(detail: str) -> _Kind:
 _OWN_LIMIT: Final = _Kind(
     429, "Quota exceeded", "Too many requests in a short time.", QUOTA_EXCEEDED
 )
-_LIMIT_OF_ALL: Final = _busy("More is asked for than the service takes.", spread=True)
+_LIMIT_OF_ALL: Final = _busy("The service has more requests than it accepts.", spread=True)
 _IN_FLIGHT: Final = _Kind(
     409,
     "A request is outstanding for this Idempotency-Key",
-    "The first request with this key is still at work.",
+    "The first request with this key is still being processed.",
 )
 _STORE_AWAY: Final = _busy("A store that this service needs is unavailable.")
-_UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one needs failed.")
+_UPSTREAM: Final = _Kind(502, "Bad gateway", "A service that this one depends on failed.")
 _UPSTREAM_LATE: Final = _Kind(
-    504, "Gateway timeout", "A service that this one needs did not answer in time."
+    504, "Gateway timeout", "A service that this one depends on did not answer in time."
 )
 
 _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.DeadlineExceeded: _Kind(
-        504, "Gateway timeout", "The time for the answer was over before the work began."
+        504, "Gateway timeout", "The deadline had passed before the work began."
     ),
-    errors.TimedOut: _Kind(504, "Gateway timeout", "The work was not done in time."),
-    errors.CircuitOpen: _busy("A service that this one needs is not asked at the moment."),
-    errors.RateLimited: _busy("A service that this one needs may not be asked more often."),
-    errors.Overloaded: _busy("More is asked for than can be done well.", spread=True),
-    errors.BulkheadFull: _busy("All places are taken.", spread=True),
-    errors.PoolExhausted: _busy("All places are taken.", spread=True),
+    errors.TimedOut: _Kind(504, "Gateway timeout", "The work did not finish in time."),
+    errors.CircuitOpen: _busy("A service that this one depends on is not called at the moment."),
+    errors.RateLimited: _busy("The rate limit of a service that this one depends on is reached."),
+    errors.Overloaded: _busy("The service is overloaded.", spread=True),
+    errors.BulkheadFull: _busy("All slots are in use.", spread=True),
+    errors.PoolExhausted: _busy("All slots are in use.", spread=True),
     errors.ChannelFull: _busy("There is no room for more work.", spread=True),
     errors.QueueFull: _busy("There is no room for more work.", spread=True),
     errors.DeferredCallsFull: _busy("There is no room for more work.", spread=True),
@@ -187,14 +187,14 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.KeyInFlight: _IN_FLIGHT,
     errors.Rejected: _busy("The work was refused for now.", spread=True),
     errors.StoreUnavailable: _STORE_AWAY,
-    errors.LeaseLost: _busy("The work went to another worker."),
-    errors.Contended: _busy("Others changed the same thing at the same time.", spread=True),
-    errors.ChannelClosed: _busy("The service takes no more work."),
-    errors.CacheMiss: _busy("No answer is stored that could be given instead."),
-    errors.WorkerDied: _failed("The worker died."),
-    errors.JobLost: _Kind(409, "Conflict", "The job is somebody else's, or over."),
+    errors.LeaseLost: _busy("Another worker took over the work."),
+    errors.Contended: _busy("Others changed the same data at the same time.", spread=True),
+    errors.ChannelClosed: _busy("The service accepts no more work."),
+    errors.CacheMiss: _busy("No answer is stored that could replace the real one."),
+    errors.WorkerDied: _failed("The worker process ended unexpectedly."),
+    errors.JobLost: _Kind(409, "Conflict", "The job belongs to another worker, or has ended."),
     errors.UnknownJob: _Kind(404, "Not found", "There is no such job."),
-    errors.JobExpired: _Kind(410, "Gone", "What came out of this job is not kept any more."),
+    errors.JobExpired: _Kind(410, "Gone", "The result of this job is no longer stored."),
     errors.JobCancelled: _Kind(409, "Conflict", "The job was cancelled."),
     errors.JobFailed: _failed("The job has no result."),
     errors.AmbiguousHeader: _Kind(
@@ -203,22 +203,22 @@ _KINDS: Final[Mapping[type[errors.SeawallError], _Kind]] = {
     errors.KeyMissing: _Kind(
         400,
         "Idempotency-Key is missing",
-        "This operation needs an Idempotency-Key: a fresh one for each effect, the same one"
-        " whenever that is asked for again.",
+        "This operation needs an Idempotency-Key: a new one for each effect, the same one for each"
+        " repeat.",
     ),
     errors.KeyReused: _Kind(
         422,
         "Idempotency-Key is already used",
-        "This key was used with another payload: take a fresh key for another effect.",
+        "This key was used with another payload: use a new key for another effect.",
     ),
-    errors.RecordedFailure: _failed("This was tried before, and failed. It is not done again."),
+    errors.RecordedFailure: _failed("This was tried before, and failed. It is not tried again."),
     errors.AnswerNotKept: _failed(
-        "This was done before, and its answer was too large to be kept. It is not done again."
+        "This was done before, and its answer was too large to be stored. It is not done again."
     ),
-    errors.RecordGarbled: _failed("What is stored cannot be read. Nothing is done by it."),
-    errors.FifoStateLost: _failed("A sender of messages is to be restarted."),
+    errors.RecordGarbled: _failed("The stored record cannot be read, so nothing was done."),
+    errors.FifoStateLost: _failed("A sender of messages must be restarted."),
     errors.NotDelivered: _UPSTREAM,
-    errors.BadSignature: _Kind(403, "Forbidden", "The request is not signed as it should be."),
+    errors.BadSignature: _Kind(403, "Forbidden", "The signature of the request is not valid."),
     errors.SeawallError: _failed("The work failed."),
 }
 
