@@ -1,7 +1,7 @@
-"""A blocking library, used from an event loop without stopping it.
+"""A blocking library, used from an event loop without blocking it.
 
-SQLite is asked in two threads of its own, its queue is bounded, and the deadline of the request
-goes along into the thread.
+SQLite is queried in two dedicated threads, their queue is bounded, and the deadline of the request
+is passed to the thread.
 
     python examples/blocking.py
 """
@@ -20,7 +20,7 @@ database = Guard("database", ThreadBulkhead(2, max_queue=4))
 
 
 def square(number: int) -> int:
-    """Ask the database, for no longer than the caller waits for the answer."""
+    """Query the database, for no longer than the caller waits."""
     left = current_deadline()
     patience = left.remaining() if left else 5.0
     with closing(sqlite3.connect(":memory:", timeout=patience)) as connection:
@@ -29,7 +29,7 @@ def square(number: int) -> int:
 
 
 async def main() -> None:
-    """Ask six times at once: two run, four wait, and a seventh might be refused."""
+    """Query six times at once: two run, four wait, and a seventh might be refused."""
     with deadline(30.0):
         print(await asyncio.gather(*(database.acall(square, n) for n in range(6))))
     with deadline(0.0):

@@ -1,4 +1,4 @@
-"""An HTTP client that retries what may be retried, and leaves a server alone that is down.
+"""An HTTP client that retries only what is safe, and stops calling a server that is down.
 
 python examples/http_client.py
 """
@@ -18,10 +18,10 @@ from seawall.context import idempotency_key
 
 
 class Orders(BaseHTTPRequestHandler):
-    """A server that is too busy for every first attempt, and down for reports."""
+    """A server that answers 503 to each first attempt, and always to /reports."""
 
     def do_GET(self) -> None:
-        """Answer, or say that it is too much."""
+        """Answer with 200 or 503."""
         attempt = self.headers["Seawall-Attempt"]
         status = 503 if attempt == "1" or self.path == "/reports" else 200
         print(f"  server: {self.command} {self.path}, attempt {attempt}: {status}")
@@ -32,11 +32,11 @@ class Orders(BaseHTTPRequestHandler):
     do_POST = do_GET  # noqa: N815 - the library's name
 
     def log_message(self, *_: object) -> None:
-        """Say nothing more."""
+        """Log nothing more."""
 
 
 def main() -> None:
-    """Ask in several ways."""
+    """Send requests in several ways."""
     server = HTTPServer(("127.0.0.1", 0), Orders)
     Thread(target=server.serve_forever, daemon=True).start()
     guard = Guard(

@@ -1,4 +1,4 @@
-"""A vendor of language models that is overloaded, then gone: retries, token limits, another vendor.
+"""A vendor of language models is overloaded, then down: retries, token limits, another vendor.
 
 python examples/llm.py
 """
@@ -19,7 +19,7 @@ asked: list[str] = []
 
 
 def first_vendor(_request: httpx2.Request) -> httpx2.Response:
-    """Be overloaded once, answer once, and be gone from then on."""
+    """Be overloaded once, answer once, and fail from then on."""
     asked.append("first")
     if asked == ["first", "first"]:
         usage = {"prompt_tokens": 20, "completion_tokens": 80, "total_tokens": 100}
@@ -28,7 +28,7 @@ def first_vendor(_request: httpx2.Request) -> httpx2.Response:
 
 
 def second_vendor(_request: httpx2.Request) -> httpx2.Response:
-    """Answer, whatever is asked."""
+    """Answer every request."""
     asked.append("second")
     usage = {"input_tokens": 20, "output_tokens": 50}
     return httpx2.Response(200, json={"text": "from the second", "usage": usage})

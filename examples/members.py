@@ -1,4 +1,4 @@
-"""Three processes that know of each other: one is killed, one is paused, and the third notices.
+"""Three members of a cluster: one is killed, one is paused, and the third notices.
 
 The first process is this one. It starts the other two, and they find it by its address.
 
@@ -18,7 +18,7 @@ from seawall.members import Cluster, local
 
 
 def be_member(name: str, seed: str) -> None:
-    """Be one of the others, until the first process ends: then nothing more can be read."""
+    """Run one of the other members, until the first process ends and closes stdin."""
     with Cluster("shop", member=name, bind="127.0.0.1:0", seeds=[seed], preset=local()):
         sys.stdin.read()
 
@@ -45,7 +45,7 @@ class Watch:
 
 
 def main() -> None:
-    """Be the first process."""
+    """Run the first process."""
     with Cluster("shop", member="anna", bind="127.0.0.1:0", preset=local()) as cluster:
         watch = Watch(cluster)
         bert, cleo = start("bert", cluster.address), start("cleo", cluster.address)

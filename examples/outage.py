@@ -1,6 +1,6 @@
-"""A vendor is down for five minutes: what its callers see, and what it gets to see.
+"""A vendor is down for five minutes: what its callers see, and how many calls it gets.
 
-Ten calls a second, in virtual time, so that twenty minutes pass at once. Run it:
+Ten calls a second, in virtual time, so that twenty minutes take a moment. Run it:
 
     python examples/outage.py
 """
@@ -22,7 +22,7 @@ DOWN = range(300, 600)
 
 
 class Vendor:
-    """Answers in 50 ms, but for five minutes refuses all connections."""
+    """Answers in 50 ms, except for five minutes in which it refuses all connections."""
 
     def __init__(self) -> None:
         self.calls_while_down = 0
@@ -38,7 +38,7 @@ class Vendor:
 
 
 async def main() -> None:
-    """Call the vendor for twenty minutes, and tell what happened."""
+    """Call the vendor for twenty minutes, and print what happened."""
     vendor = Vendor()
     guard = Guard.standard(
         "vendor",

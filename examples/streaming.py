@@ -1,4 +1,4 @@
-"""A stream of tokens: retried until the first one has come, and holding its slot to the last.
+"""A stream of tokens: retried until the first one has come, with a slot until the last one.
 
 python examples/streaming.py
 """
@@ -19,7 +19,7 @@ model = Guard("model", Retry(on=ConnectionError, backoff=0.001), slots, Timeout(
 
 @model
 async def complete(prompt: str) -> AsyncGenerator[str]:
-    """Fail at first, as a busy model does, then give the answer word by word."""
+    """Fail at first, as a busy model does, then yield the answer word by word."""
     if current_attempt() == 1:
         raise ConnectionError("try again")
     for word in prompt.split():

@@ -1,4 +1,4 @@
-"""One call's way through a service that many pods run, from the user to the vendor and back.
+"""The path of one call through a service with several pods, from the user to the vendor and back.
 
     shed > user limit > queue timeout > breaker > vendor limit > local limit > semaphore
          > call timeout > vendor > adaptive retry
@@ -41,16 +41,16 @@ from seawall.web.fastapi import protect
 
 store = RedisStore(os.environ["REDIS_URL"], prefix=os.environ.get("PREFIX", "call-flow"))
 
-# --- The way to the vendor: each attempt passes all of it ---
+# --- The path to the vendor: each attempt passes all of it ---
 
 vendor = Guard(
     "vendor",
-    Retry(  # adaptive: fewer attempts as trouble grows, none beyond the budget
+    Retry(  # adaptive: fewer attempts under pressure, none beyond the budget
         on=transient, attempts=adaptive_attempts(3), backoff=0.05, budget=RetryBudget()
     ),
     Breaker(consecutive=5, break_for=1.0, shared=store, name="vendor"),
-    RateLimit("40/s", burst=30, shared=store, name="vendor"),  # what the vendor grants us all
-    RateLimit("30/s", burst=30),  # this pod's part at most
+    RateLimit("40/s", burst=30, shared=store, name="vendor"),  # the vendor's limit for all pods
+    RateLimit("30/s", burst=30),  # maximum of this pod
     Bulkhead(10, max_wait=0.5),  # the semaphore
     Timeout(1.0),  # the call timeout
 )
@@ -61,7 +61,7 @@ client = httpx.AsyncClient(
 
 @asynccontextmanager
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Close what was opened, after the last request."""
+    """Close client and store after the last request."""
     async with client:
         yield
     await store.aclose()
@@ -70,7 +70,7 @@ async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
 # --- The edge: what a request passes before any work is done ---
 
 app = FastAPI(lifespan=lifespan)
-places = AdaptiveLimit(  # 16 or more are served; as many wait in the queue, until its timeout
+places = AdaptiveLimit(  # 16 or more are served; 16 wait in the queue, until its timeout
     vegas(initial=16, minimum=16), max_wait=0.5, max_waiting=16, order="criticality"
 )
 edge = protect(
@@ -84,7 +84,7 @@ edge = protect(
 
 @app.get("/answer")
 async def answer(question: str) -> dict[str, str]:
-    """Ask the vendor; whatever goes wrong on the way is answered by the edge."""
+    """Ask the vendor; the edge answers all errors."""
     asked = await client.get("/complete", params={"question": question})
     asked.raise_for_status()
     found: dict[str, str] = asked.json()
@@ -93,5 +93,5 @@ async def answer(question: str) -> dict[str, str]:
 
 @app.get("/state")
 async def state() -> dict[str, object]:
-    """Show what this pod knows of the vendor, and what its edge has done."""
+    """Show the state of this pod's guard and edge."""
     return {"vendor": vendor.snapshot(), "edge": edge.snapshot()}

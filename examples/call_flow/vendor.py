@@ -1,8 +1,8 @@
-"""A vendor that misbehaves on demand: what the service of this example depends on.
+"""A vendor that misbehaves on demand: the dependency of this example's service.
 
 POST /mode/{word} makes it "good", "failing" (500), "flaky" (500 for every tenth request), "slow"
-(2 s) or "busy" (429 with Retry-After: 1). GET /seen tells how many requests it got since, how many
-callers waited at once, and after how many seconds the soonest of them asked the same again.
+(2 s) or "busy" (429 with Retry-After: 1). GET /seen returns how many requests it got since then,
+how many callers waited at once, and the shortest time in seconds after which a request came again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from seawall.clock import current_clock
 
 
 class Vendor:
-    """How it behaves, and what it has seen."""
+    """Its mode, and its counts."""
 
     def __init__(self, mode: str) -> None:
-        """Have seen nothing yet."""
+        """Start with no counts."""
         self.mode = mode
         self.requests = 0
         self.at_once = 0
@@ -38,9 +38,9 @@ class Vendor:
         self._asked[question] = now
 
     async def waste(self, request: Request, seconds: float) -> None:
-        """Let so much time pass, or as much as the caller waits."""
+        """Wait for `seconds`, or until the caller disconnects."""
         try:
-            async with asyncio.timeout(0.05):  # who has hung up is noticed before we count
+            async with asyncio.timeout(0.05):  # notice a disconnect before counting
                 await _gone(request)
         except TimeoutError:
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -64,7 +64,7 @@ app.state.vendor = Vendor("good")
 
 @app.get("/complete")
 async def complete(question: str, request: Request) -> dict[str, str]:
-    """Answer as the mode says."""
+    """Answer according to the mode."""
     vendor: Vendor = app.state.vendor
     vendor.arrived(question)
     try:
@@ -81,13 +81,13 @@ async def complete(question: str, request: Request) -> dict[str, str]:
 
 @app.post("/mode/{word}")
 async def behave(word: str) -> None:
-    """Behave so from now on, and forget what was seen."""
+    """Set the mode, and reset the counts."""
     app.state.vendor = Vendor(word)
 
 
 @app.get("/seen")
 async def seen() -> dict[str, int | float | None]:
-    """Tell what was seen since the mode was set."""
+    """Return the counts since the mode was set."""
     vendor: Vendor = app.state.vendor
     return {
         "requests": vendor.requests,

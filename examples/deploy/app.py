@@ -1,12 +1,12 @@
-"""A service to deploy: it takes orders for reports, and its workers make them.
+"""A service to deploy: it accepts orders for reports, and its workers write them.
 
     POST /reports     202 with Location; a JSON object with "months"
-    GET  /jobs/{id}   how far the report is
+    GET  /jobs/{id}   the state of the report
     GET  /metrics/    for Prometheus
     GET  /health/live, /health/ready, /health/deep
 
     uvicorn app:app                      serves
-    seawall worker app:workers           makes the reports
+    seawall worker app:workers           writes the reports
 
 Both read DATABASE_URL and REDIS_URL; the service also DRAIN_DELAY.
 """
@@ -31,7 +31,7 @@ from seawall.web.checks import DatabaseRead, RedisPing
 from seawall.web.fastapi import protect
 
 DRAIN_TIMEOUT = 25.0
-"""Seconds from SIGTERM to the end: the grace period of the platform has to be longer."""
+"""Seconds from SIGTERM to the end: the grace period of the platform must be longer."""
 
 engine = create_async_engine(os.environ["DATABASE_URL"], pool_pre_ping=True)
 database = Database(engine, name="reports")
@@ -44,14 +44,14 @@ store = RedisStore(os.environ["REDIS_URL"])
 
 @asynccontextmanager
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Have the tables before the first request, and close after the last."""
+    """Create the tables before the first request, and close after the last."""
     await amigrate(database)
     yield
     await close()
 
 
 async def close() -> None:
-    """Close what this module has opened."""
+    """Close the connections of this module."""
     await engine.dispose()
     database.close()
     await store.aclose()
@@ -69,7 +69,7 @@ lifecycle = Lifecycle(
     delay=float(os.environ.get("DRAIN_DELAY", "0")),
 )
 health = Health(name="reports", lifecycle=lifecycle)
-# Neither makes a pod unready: all pods have the same ones, and none would be left.
+# Neither makes a pod unready: all pods share them, so none would be left.
 health.add("database", DatabaseRead(engine.connect), critical=False)
 health.add("store", RedisPing(store), critical=False)
 protect(
@@ -84,14 +84,14 @@ protect(
 
 
 class NewReport(BaseModel):
-    """What a client sends."""
+    """The body of a request for a report."""
 
     months: int = Field(ge=1, le=120)
 
 
 @app.post("/reports", status_code=202)
 async def order(report: NewReport, request: Request) -> Any:
-    """Take an order; a repeat with the same Idempotency-Key gets the same job."""
+    """Accept an order; a repeat with the same Idempotency-Key gets the same job."""
     return (await jobs_api.submitted(request, "report", report.model_dump())).response()
 
 
@@ -99,16 +99,16 @@ async def order(report: NewReport, request: Request) -> Any:
 
 
 async def make_report(job: JobHandle) -> dict[str, int]:
-    """Stand for the work."""
+    """Return a result in place of real work."""
     return {"pages": job.payload["months"] * 2}
 
 
 @asynccontextmanager
 async def workers() -> AsyncIterator[JobWorker]:
-    """Give the worker that `seawall worker` runs; its metrics have a port of their own."""
+    """Yield the worker that `seawall worker` runs; its metrics have their own port."""
     await amigrate(database)
     served, _ = start_http_server(int(os.environ.get("METRICS_PORT", "9100")))
-    async with Refresher(every=15.0):  # how many jobs wait is part of the load
+    async with Refresher(every=15.0):  # the number of waiting jobs is part of the load
         yield JobWorker(jobs, {"report": make_report})
     served.shutdown()
     await close()

@@ -2,8 +2,8 @@
 
     python dispatcher.py
 
-In order for each order, at least once. Any number of them share the work; one that is killed is
-replaced when its lease is over.
+The events of an order are delivered in order, at least once. Several dispatchers share the work;
+another one takes over the events of a killed one when its lease expires.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The order service: orders that are placed once, however often they are sent.
+"""The order service: each order is placed once, however often it is sent.
 
     POST   /orders                   201; needs an Idempotency-Key
     GET    /orders/{number}          200
     POST   /orders/{number}/invoice  202 with Location; needs an Idempotency-Key
-    GET    /jobs/{id}                how far the invoice is; Retry-After says when to ask again
+    GET    /jobs/{id}                the state of the invoice; Retry-After says when to poll again
     DELETE /jobs/{id}                cancels it
 
-It writes into its database and nowhere else. What is to happen elsewhere is committed as an event,
-which dispatcher.py delivers, or as a job, which worker.py does.
+It writes into its database and nowhere else. Effects elsewhere are committed as an event, which
+dispatcher.py delivers, or as a job, which worker.py runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ tokens = dict(pair.split("=") for pair in os.environ["TOKENS"].split(","))  # an
 
 @asynccontextmanager
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Have the tables before the first request, and close after the last."""
+    """Create the tables before the first request, and close after the last."""
     await storage.prepare(tables)
     yield
     await storage.close()
@@ -46,7 +46,7 @@ async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
 
 
 def tenant_of(incoming: Incoming) -> str | None:
-    """Say whose a request is. A token proves it; None is nobody, and sees nothing."""
+    """Return the tenant of a request by its token; None for an unknown one, which sees nothing."""
     return tokens.get((incoming.header("authorization") or "").removeprefix("Bearer "))
 
 
@@ -59,15 +59,15 @@ keys = IdempotentRequests.add_to(
     storage.idempotency,
     routes=["/orders"],
     scope=tenant_of,
-    # All that an order does is in the transaction that completes its key: without a 201 there is
-    # none, and the key is free, whatever went wrong.
+    # All effects of an order are in the transaction that completes its key: without a 201 there is
+    # no order, and the key is freed, whatever went wrong.
     keep={201},
 )
 edge = protect(app)
 
 
 def the_tenant(request: Request) -> str:
-    """Return whose a request is, for a route."""
+    """Return the tenant of a request, for a route."""
     tenant = jobs.scope_of(request)
     if tenant is None:
         raise HTTPException(403, "Say who you are: Authorization: Bearer ...")
@@ -79,7 +79,7 @@ Tenant = Annotated[str, Depends(the_tenant)]
 
 @app.exception_handler(AnyHTTPException)
 async def refused(_request: Request, error: AnyHTTPException) -> Response:
-    """Answer what the app refuses as the edge answers what it refuses: as problem+json."""
+    """Answer refusals of the app as the edge answers its own: as problem+json."""
     problem = Problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail))
     headers = {**(error.headers or {}), "Content-Type": "application/problem+json"}
     return Response(problem.body(), problem.status, headers)
@@ -96,7 +96,7 @@ async def malformed(request: Request, error: RequestValidationError) -> Response
 
 
 class NewOrder(BaseModel):
-    """What a client sends."""
+    """The body of a new order."""
 
     item: str = Field(min_length=1, max_length=100)
     quantity: int = Field(ge=1, le=1000)
@@ -104,7 +104,7 @@ class NewOrder(BaseModel):
 
 @app.post("/orders", status_code=201)
 async def place(order: NewOrder, request: Request) -> Response:
-    """Place an order: its row, its event and its answer are committed together, or none of them."""
+    """Place an order: its row, event and answer are committed together, or none of them."""
     claim = idempotent_request(request, required=True)
     async with storage.engine.begin() as connection:
         values = {"tenant": claim.scope, **order.model_dump()}
@@ -122,7 +122,7 @@ async def place(order: NewOrder, request: Request) -> Response:
 
 @app.get("/orders/{number}")
 async def show(number: int, tenant: Tenant) -> dict[str, Any]:
-    """Show an order; to its tenant only."""
+    """Show an order to its tenant."""
     found = select(orders.c.id, orders.c.item, orders.c.quantity)
     async with storage.engine.connect() as connection:
         rows = await connection.execute(found.filter_by(id=number, tenant=tenant))
@@ -132,11 +132,11 @@ async def show(number: int, tenant: Tenant) -> dict[str, Any]:
     return dict(row)
 
 
-# --- Invoices: work that takes longer than a request may ---
+# --- Invoices: work that takes longer than a request ---
 
 
 @app.post("/orders/{number}/invoice", status_code=202)
 async def invoice(number: int, tenant: Tenant, request: Request) -> Any:
-    """Have an invoice made. The key is the job's: who sends it again gets the same job."""
+    """Order an invoice. The key is the job's: a repeat gets the same job."""
     order = await show(number, tenant)
     return (await jobs.submitted(request, "invoice", order, required=True)).response()

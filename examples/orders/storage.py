@@ -1,6 +1,6 @@
-"""Where the processes of this example keep things: tables of theirs and, beside them, Seawall's.
+"""The storage of this example's processes: their own tables, and Seawall's.
 
-DATABASE_URL decides which database it is; nothing else in this folder knows:
+DATABASE_URL selects the database; nothing else in this folder depends on it:
 
     postgresql+asyncpg://user@host/orders       for any number of machines
     sqlite+aiosqlite:////var/lib/orders.db      for one
@@ -36,19 +36,19 @@ invoices = Table(
     Column("cents", Integer, nullable=False),
 )
 
-# --- What is opened ---
+# --- Connections ---
 
 
 class Storage:
     """An engine for the transactions of this service, and a `Database` for Seawall's."""
 
     def __init__(self, name: str) -> None:
-        """Open what DATABASE_URL says, when it is first used."""
+        """Prepare to connect to DATABASE_URL at the first use."""
         url = os.environ["DATABASE_URL"]
         self.engine: AsyncEngine
         self._file: Sqlite | None = None
         if url.startswith("sqlite"):
-            # Who writes waits for the file: longer than the default of 5 s, before it is an error.
+            # Writers wait for the file: longer than the default of 5 s, before it is an error.
             self.engine = create_async_engine(url, connect_args={"timeout": 30.0})
             self._file = Sqlite(self.engine.url.database or "", busy_timeout=30.0)
         else:
@@ -56,10 +56,10 @@ class Storage:
         self.database = Database(self._file or self.engine, name=name)
 
     async def prepare(self, own: MetaData | None = None) -> None:
-        """Make the tables that are missing: Seawall's, and `own`.
+        """Create missing tables: Seawall's, and `own`.
 
-        Seawall's may be made by all processes at once. Yours are your migrations' business; here,
-        the one process that passes them makes them.
+        All processes may create Seawall's at once. Create yours by your own migrations; here, the
+        one process that passes them creates them.
         """
         await amigrate(self.database)
         if own is not None:
@@ -68,7 +68,7 @@ class Storage:
 
     @property
     def listen(self) -> Callable[[], Awaitable[Any]] | None:
-        """What opens a connection to hear of commits at once; None: only PostgreSQL notifies."""
+        """A function that opens a connection for notifications; None: only PostgreSQL notifies."""
         return self._connect if self.database.dialect == "postgres" else None
 
     async def _connect(self) -> Any:
@@ -78,7 +78,7 @@ class Storage:
         return await asyncpg.connect(url.render_as_string(hide_password=False))
 
     async def close(self) -> None:
-        """Close it."""
+        """Close all connections."""
         await self.engine.dispose()
         if self._file is not None:
             self._file.close()
@@ -86,10 +86,10 @@ class Storage:
 
 
 class OrderStorage(Storage):
-    """The order service's storage: its API, its worker and its dispatcher open the same."""
+    """The storage that the API, the worker and the dispatcher of the order service share."""
 
     def __init__(self) -> None:
-        """Open it; LEASE is after how many seconds a process that died is given up."""
+        """Open it; LEASE is the number of seconds after which a dead process is replaced."""
         super().__init__("orders")
         self.lease = float(os.environ.get("LEASE", "30"))
         self.idempotency = Idempotency(self.database, lease=self.lease)

@@ -1,7 +1,7 @@
-"""The warehouse: another service, with a database of its own, which is told of orders by webhooks.
+"""The warehouse: another service with its own database, which receives orders as webhooks.
 
-    POST /events   204; a signed event, however often it comes
-    GET  /parcels  what is to be sent
+    POST /events   204; takes a signed event, however often it comes
+    GET  /parcels  the parcels to send
 
 An event may come twice. Its id and the parcel are committed together, so there is one parcel.
 """
@@ -35,7 +35,7 @@ secret = os.environ["WEBHOOK_SECRET"]
 
 @asynccontextmanager
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Have the tables before the first event, and close after the last."""
+    """Create the tables before the first event, and close after the last."""
     await storage.prepare(tables)
     async with cleaning(inbox):
         yield
@@ -48,9 +48,9 @@ edge = protect(app)
 
 @app.post("/events", status_code=204)
 async def received(request: Request) -> None:
-    """Take an event; what is answered with 2xx is not sent again.
+    """Take an event; after a 2xx it is not sent again.
 
-    What is not signed raises, and the edge answers 403.
+    A wrong signature raises, and the edge answers 403.
     """
     event = verify_webhook(secret, request.headers, await request.body())
     async with (
@@ -65,7 +65,7 @@ async def received(request: Request) -> None:
 
 @app.get("/parcels")
 async def listed() -> dict[str, Any]:
-    """Show what is to be sent, and how many events were dropped since they had come before."""
+    """Show the parcels to send, and how many repeated events were dropped."""
     async with storage.engine.connect() as connection:
         rows = await connection.execute(select(parcels.c.order_id, parcels.c.content))
         found = [dict(row) for row in rows.mappings()]

@@ -2,8 +2,8 @@
 
     python worker.py
 
-Any number of them share the jobs. One that is killed is replaced when its lease is over, so a job
-may be done twice; its effect is under a key, and happens once.
+Several workers share the jobs. Another one takes over the jobs of a killed one when its lease
+expires, so a job may run twice; its effect has a key, and happens once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CENTS = 250
 
 
 async def make_invoice(job: JobHandle) -> Any:
-    """Draw an invoice, item by item, and note that it is there; tell others by an event."""
+    """Write an invoice, item by item, and store it with an event for others."""
     order = job.payload
     for number in range(order["quantity"]):
         job.progress(number / order["quantity"], f"{number} of {order['quantity']} items")
@@ -43,7 +43,7 @@ async def make_invoice(job: JobHandle) -> Any:
 
 
 async def main() -> None:
-    """Work until SIGTERM; then finish what is begun, for up to 10 seconds, or give it back."""
+    """Work until SIGTERM; then finish running jobs for up to 10 seconds, or give them back."""
     await storage.prepare()
     worker = JobWorker(storage.jobs, {"invoice": make_invoice}, listen=storage.listen)
     for number in (signal.SIGTERM, signal.SIGINT):
