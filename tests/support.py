@@ -25,6 +25,12 @@ SEEDS = st.integers(0, 2**32 - 1)
 QUICK: Final = settings.get_current_profile_name() == "quick"
 """Whether this is the quick run, in which long simulations have fewer cases."""
 
+
+def examples(number: int) -> settings:
+    """Return settings for that many examples; the quick run has a fifth of them."""
+    return settings(max_examples=max(number // 5, 10) if QUICK else number)
+
+
 _serial = count()
 
 

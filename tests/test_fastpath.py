@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -63,7 +63,7 @@ from seawall.shedding import (
     codel,
 )
 from seawall.testing import run_virtual, virtual_time
-from tests.support import falsified
+from tests.support import examples, falsified
 
 
 class Poor(Exception):
@@ -326,7 +326,7 @@ def test_every_policy_with_generated_text_takes_part():
 
 
 @given(names=stacks.filter(sensible), script=scripts)
-@settings(max_examples=150)
+@examples(150)
 def test_sync_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
     """Values, errors, notes, instants, counts and states are the same, whatever happens."""
     fast, slow = SyncTwin(names, fast=True), SyncTwin(names, fast=False)
@@ -334,7 +334,7 @@ def test_sync_calls_go_the_same_way_with_and_without_the_fast_path(names, script
 
 
 @given(names=stacks.filter(sensible), script=scripts)
-@settings(max_examples=120)
+@examples(120)
 def test_async_calls_go_the_same_way_with_and_without_the_fast_path(names, script):
     """The same for coroutines, also when two of them meet."""
     results = []
@@ -345,7 +345,7 @@ def test_async_calls_go_the_same_way_with_and_without_the_fast_path(names, scrip
 
 
 @given(names=stacks.filter(sensible))
-@settings(max_examples=40)
+@examples(40)
 def test_an_expired_deadline_is_refused_the_same_way(names):
     """A call whose deadline has passed meets the same fate with and without the fast path."""
     results = []
@@ -407,7 +407,7 @@ def refusals_agree(case: tuple[list[str], list[str], Random, Any]) -> None:
 
 
 @given(case=refused)
-@settings(max_examples=150)
+@examples(150)
 def test_refusals_go_the_same_way_with_and_without_the_short_cut(case):
     """A refusal has the same effects around it on its short way out, in any order of layers."""
     refusals_agree(case)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Breaker, Guard, events
@@ -19,7 +19,7 @@ from seawall.events import BreakerChanged, bus
 from seawall.events.bus import emit
 from seawall.testing import run_virtual
 from tests.dashboard.app_support import FakeWatcher, Shown, Viewer
-from tests.support import falsified, let_pass
+from tests.support import examples, falsified, let_pass
 
 pytestmark = pytest.mark.usefixtures("nobody_else")
 
@@ -81,7 +81,7 @@ def _check_rushed(moments: list[float]) -> None:
 MOMENTS = st.lists(st.integers(1, 140).map(lambda tick: tick / 40), max_size=8)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(MOMENTS)
 def test_all_is_seen_soon_and_nothing_is_sampled_too_often(moments: list[float]) -> None:
     """However much happens, there is a sample soon after it, and never two too close together."""

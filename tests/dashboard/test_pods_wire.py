@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.dashboard.pods import store_pods as pods
@@ -31,7 +31,7 @@ from seawall.dashboard.validation import valid_view
 from seawall.dashboard.views import View
 from seawall.errors import StoreUnavailable
 from tests.dashboard.pods_support import guard, view
-from tests.support import falsified
+from tests.support import examples, falsified
 
 SECOND = 1_000_000
 NOW = 2_000 * SECOND
@@ -217,7 +217,7 @@ def test_without_the_process_names_are_not_distinct(monkeypatch: pytest.MonkeyPa
 
 
 @given(PODS, st.booleans())
-@settings(max_examples=200)
+@examples(200)
 def test_all_that_live_are_shown_and_nothing_of_the_gone_as_if_it_were_so_now(
     pods: list[PodReading],
     believing: bool,  # noqa: FBT001 - chosen by Hypothesis

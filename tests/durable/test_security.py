@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -32,7 +32,7 @@ from seawall.web import Edge
 from seawall.web.request import INCOMING
 from tests.durable.conftest import Opening, opening_by
 from tests.durable.http.support import KEY, USER, Shop, edge_of, first, post, said, user
-from tests.support import falsified
+from tests.support import examples, falsified
 from tests.web.support import Answer, ask
 
 
@@ -197,7 +197,7 @@ def test_a_replay_never_crosses(database: Database):
     """Not between tenants, principals, methods, routes or resources, whatever they are called."""
     crossing = Crossing(database)
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(ASKED)
     def check(asked: list[Asked]) -> None:
         crossing.check(asked)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.connections import TextQuery, connection_of
@@ -20,7 +20,7 @@ from seawall.leases.store import Command, Take
 from seawall.models.lease import Busy, LeaseGranted
 from tests.durable.postgres import Postgres
 from tests.leases.harness import COMMANDS, Answers, History, check_agreement
-from tests.support import falsified
+from tests.support import examples, falsified
 
 _serial = count()
 
@@ -84,7 +84,7 @@ def overtaken(steps: Any) -> Any:
 def test_the_statements_do_as_the_model_does(new_lease: Callable[[], Answers]):
     """The same random history gives the same answers."""
 
-    @settings(max_examples=300)
+    @examples(300)
     @given(COMMANDS)
     def agree(commands: History) -> None:
         check_agreement(new_lease(), commands)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from seawall.models import fifo
 from seawall.models.fifo import Position, Receiver, gap_since, judge, run_length, skip_to
-from tests.support import falsified
+from tests.support import examples, falsified
 
 WINDOW = 4
 
@@ -56,7 +56,7 @@ def check_in_order_once(steps, receiver_class=Receiver):
     assert effects == list(range(1, sent + 1))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(STEPS)
 def test_in_order_and_once_whatever_the_network_does(steps):
     """Lost, repeated, reordered, and with a receiver that crashes: in order, once, and all."""

@@ -8,7 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -32,7 +32,7 @@ from seawall.policies.adaptive_limit import (
 )
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters, settled
+from tests.support import SEEDS, examples, falsified, let_pass, new_guard, quarters, settled
 
 QUARTERS = quarters(8)
 SHARES = {"live": 0.5, "batch": 0.25}
@@ -205,7 +205,7 @@ def _check_day(case: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=200)
+@examples(200)
 def test_never_more_than_the_limit_and_nothing_is_lost(case: Day) -> None:
     """In flight <= limit; no lost wake-up; all slots free in the end; samples are true times."""
     _check_day(case)

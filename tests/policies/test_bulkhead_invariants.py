@@ -10,7 +10,7 @@ from types import coroutine
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -30,7 +30,7 @@ from seawall.policies.bulkhead import _BulkheadGate
 from seawall.runtime.call import Abandoned
 from seawall.runtime.slots import Slots, SlotWaiter
 from seawall.testing import run_virtual
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, new_guard, quarters
 
 QUARTERS = quarters(8)
 
@@ -196,7 +196,7 @@ def _check_day(case: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=300)
+@examples(300)
 def test_never_more_than_the_limit_and_nothing_is_lost(case: Day) -> None:
     """In flight <= limit; nobody waits beside a free slot; at the end all slots are free."""
     _check_day(case)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -27,7 +27,7 @@ from seawall.models.shedding.codel import QueueShed
 from seawall.runtime.slots import Slots
 from seawall.shedding import adaptive_lifo, codel
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, new_guard, quarters
 
 EAGER = adaptive_lifo(0.25, patience=0.25, scale=0)
 """Whoever waits for more than a quarter of a second has to go, and the newest is served first."""
@@ -392,7 +392,7 @@ def _check_day(day: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=200)
+@examples(200)
 def test_shedding_loses_no_slot_and_no_wake_up(day: Day) -> None:
     """Nobody waits beside a free slot; at the end all slots are free and all calls are over."""
     _check_day(day)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import Overloaded, Throttle
@@ -19,7 +19,7 @@ from seawall.policies.throttle import _ThrottleGate
 from seawall.runtime.call import Call
 from seawall.runtime.interpreter import run_sync
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, new_guard, quarters
 
 
 class Visit(NamedTuple):
@@ -80,7 +80,7 @@ def check_books(day: tuple[list[Visit], int]) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=60)
+@examples(60)
 def test_the_books_balance(day):
     """Every call is counted once, by its end; cancelled ones not at all."""
     check_books(day)
@@ -223,7 +223,7 @@ HISTORIES = st.lists(
 
 
 @given(HISTORIES, SEEDS)
-@settings(max_examples=60)
+@examples(60)
 def test_the_success_path_agrees_with_the_rule(history, seed):
     """Calls, counts and draws are the same with and without the generated text."""
     assert play(history, fast=True, seed=seed) == play(history, fast=False, seed=seed)

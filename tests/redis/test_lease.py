@@ -16,7 +16,7 @@ from random import Random
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import deadline
@@ -32,7 +32,7 @@ from seawall.redis.lease import RedisLease, answer_of
 from seawall.redis.store import RedisStore
 from tests.leases.harness import COMMANDS, LONG, Hands, Idle, check_agreement, events
 from tests.redis.support import keys_without_expiry, mutate
-from tests.support import falsified, let_pass
+from tests.support import examples, falsified, let_pass
 
 __all__ = ["events"]  # a fixture
 
@@ -78,7 +78,7 @@ def new_lease(store, frozen):
 def test_the_script_does_as_the_model_does(store, frozen, client):
     """The same random history gives the same answers, and no key stays for ever."""
 
-    @settings(max_examples=500)
+    @examples(500)
     @given(COMMANDS)
     def agree(commands):
         check_agreement(new_lease(store, frozen), commands)
@@ -316,7 +316,7 @@ def check_drift(store, frozen, drift):
 def test_clocks_that_run_apart_a_little_make_no_two_holders(by_hand, frozen):
     """The holder gives up a thousandth before the store does."""
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(DRIFTS)
     def never_two(drift):
         check_drift(by_hand, frozen, drift)

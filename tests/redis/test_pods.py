@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.clock import SYSTEM
@@ -19,7 +19,7 @@ from seawall.redis import pods as pods_module
 from seawall.redis.pods import LivePods
 from seawall.redis.store import RedisStore
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
-from tests.support import falsified
+from tests.support import examples, falsified
 
 
 def beat(*pods: LivePods) -> None:
@@ -356,7 +356,7 @@ def _tell(
     members.hear(now, live, None if last is None else now - last)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(STEPS)
 def test_nobody_counts_fewer_than_are_settled(steps: list[Step]) -> None:
     """Joining, dying and a store that forgets: the number is never too small."""

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -39,6 +39,7 @@ from seawall.limits import aimd
 from seawall.resources import CpuPool, IoPool
 from seawall.runtime.batch import Room, _Schedule
 from seawall.testing import ScriptedService, hang, run_virtual, slow
+from tests.support import examples
 
 WAIT = 30
 
@@ -129,7 +130,7 @@ def test_a_batch_of_nothing_is_empty(kind):
 
 
 @given(st.lists(st.integers(0, 40), max_size=25), st.integers(1, 7), st.booleans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_every_item_is_in_exactly_one_group_in_order(items, concurrency, lesser):
     """Whatever fails, however many at once, in threads and in tasks."""
     policies = [Fallback(static(-1))] if lesser else [Timeout(1e9, sync="cooperative")]

@@ -28,7 +28,7 @@ from seawall.runtime.slots import Slots
 from seawall.shedding import adaptive_lifo, by_chance, by_criticality, codel
 from seawall.testing import run_virtual
 from tests.scenarios.server import Report, Server, run_clients
-from tests.support import new_guard
+from tests.support import QUICK, new_guard
 
 WORKERS = 20
 SERVICE = 0.1
@@ -36,7 +36,7 @@ CAPACITY = WORKERS / SERVICE
 CRITICAL = 0.25
 PATIENCE = 2.0
 SECONDS = 6.0
-TIMES = (2, 5, 10)
+TIMES = (2, 5) if QUICK else (2, 5, 10)
 PAGE = Path(__file__).parents[2] / "docs" / "policies" / "shed.md"
 
 Protection = Callable[[], list[Any]]
@@ -214,7 +214,7 @@ def test_where_newcomers_are_let_in_controlled_delay_keeps_no_target(
 
 
 @pytest.mark.parametrize("seconds", queue_delay.CALLS)
-@pytest.mark.parametrize("times", queue_delay.TIMES)
+@pytest.mark.parametrize("times", queue_delay.TIMES[:2] if QUICK else queue_delay.TIMES)
 def test_controlled_delay_keeps_the_wait_at_its_target(times: int, seconds: float) -> None:
     """The table of the page: the median wait, the goodput, and how long the refused have waited."""
     target = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import registry
@@ -13,6 +13,7 @@ from seawall.config import guard_from_table
 from seawall.models.rate.rates import Rate
 from seawall.tune import Measured, Proposal, propose
 from seawall.tune.proposals import apply
+from tests.support import examples
 from tests.tune.support import measured, policy, tally_of
 
 BUDGETS = st.sampled_from(
@@ -119,7 +120,7 @@ def more_load(one: Proposal, service: Measured) -> list[str]:
     return more
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(services())
 def test_a_failing_dependency_never_gets_more_load(service: Measured):
     """Neither longer timeouts nor larger limits, slower breakers, attempts, budgets or hedges."""
@@ -130,7 +131,7 @@ def test_a_failing_dependency_never_gets_more_load(service: Measured):
         assert not (is_failing and more), one
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(services())
 def test_every_proposal_can_be_made(service: Measured):
     """With all proposals in it, a stack is one that Seawall accepts; each says what it rests on."""

@@ -17,7 +17,7 @@ from seawall.clients.llm import TokenLimits, Usage
 from seawall.clients.llm import limits as module
 from seawall.events import ImplausibleReport
 from seawall.testing import run_virtual, virtual_time
-from tests.support import falsified, let_pass, new_guard
+from tests.support import examples, falsified, let_pass, new_guard
 
 CALLS = st.lists(
     st.tuples(
@@ -99,7 +99,7 @@ def settles_exactly(calls: list[tuple[int, int, int, int, str]]) -> None:
         guard.close()
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(CALLS)
 def test_what_is_charged_is_what_was_used(calls: list[tuple[int, int, int, int, str]]) -> None:
     """Whatever becomes of calls, their charges add up to what they used."""

@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.durable import Database, Sqlite, migrate
@@ -18,7 +18,7 @@ from seawall.durable.http import responses as _asgi_answers
 from seawall.durable.http.middleware import IdempotentRequests
 from seawall.durable.idempotency.idempotency import Idempotency
 from tests.durable.http.support import Shop, first, post, set_time, user
-from tests.support import falsified
+from tests.support import examples, falsified
 from tests.web.support import http_scope
 
 LEASE, TTL = 30, 1000
@@ -154,7 +154,7 @@ def history(database: Database) -> History:
 def test_every_history_is_as_the_model_says(history: History):
     """Requests, workers that are cut off, and time, in any order."""
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(STEPS)
     def check(steps: list[Step]) -> None:
         history.check(steps)
@@ -231,7 +231,7 @@ def test_any_answer_comes_back_byte_for_byte(database: Database):
             assert b"".join(message["body"] for message in messages[1:]) == b"".join(parts)
         assert len(shop.orders) == 1
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(HEADERS, st.lists(st.binary(max_size=20), min_size=1, max_size=3))
     def check(headers: Headers, parts: list[bytes]) -> None:
         asyncio.run(main(headers, parts))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.durable import Database, Sqlite, migrate
@@ -18,7 +18,7 @@ from seawall.durable.database.connections import TextQuery
 from seawall.durable.idempotency.idempotency import Idempotency
 from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from tests.durable.postgres import Postgres
-from tests.support import falsified
+from tests.support import examples, falsified
 
 LEASE, TTL = 4.0, 10.0
 SECOND = 1_000_000
@@ -192,7 +192,7 @@ def test_the_databases_do_what_the_rules_say(kind: str, request: pytest.FixtureR
     """Whatever is done in whatever order, every word is the reference's."""
     server: Server = request.getfixturevalue(kind)
 
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     @given(HISTORIES)
     def search(history: list[tuple[str, Any]]) -> None:
         server.check(history)

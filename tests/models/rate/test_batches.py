@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.models.rate import batches as rate_batches
@@ -22,7 +22,7 @@ from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
-from tests.support import falsified
+from tests.support import examples, falsified
 
 SECOND = 1_000_000
 Taken = list[tuple[float, int]]
@@ -180,14 +180,14 @@ def most_over(rule: RateRule[Any], spent: Taken) -> float:
     return most
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(CASES)
 def test_the_excess_is_within_the_bound(case: Case) -> None:
     """Whatever the pods do, the total stays within the limit's own bound and what is printed."""
     within_the_bound(case)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(CASES)
 def test_a_pod_never_holds_more_than_a_batch(case: Case) -> None:
     """What was held and what came together are a batch at most."""

@@ -8,14 +8,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.models.rate.buckets import Bucket, LeakyBucket, SettledBucket, TokenBucket
 from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
-from tests.support import falsified
+from tests.support import examples, falsified
 
 RULES: dict[str, Callable[[Rate, int], RateRule[Any]]] = {
     "token_bucket": TokenBucket,
@@ -156,7 +156,7 @@ BOUNDS: dict[str, Callable[[History], None]] = {
 def test_the_bound_holds_in_every_stretch_of_time(name: str) -> None:
     """Whatever bursts, costs and steps of the clock there are."""
 
-    @settings(max_examples=200)
+    @examples(200)
     @given(HISTORIES)
     def check(history: History) -> None:
         BOUNDS[name](history)
@@ -454,7 +454,7 @@ def test_the_last_in_line_waits_at_least_as_long_as_it_is_told(name: str) -> Non
     """So no call is refused that would have been admitted in time."""
 
     @given(LINES)
-    @settings(max_examples=200)
+    @examples(200)
     def check(line: Line) -> None:
         told, real = turn(line, name)
         assert told <= real
@@ -473,7 +473,7 @@ def test_among_calls_that_cost_one_it_is_told_exactly(name: str) -> None:
     """The prediction is exact for unit costs, however long the line, also after an overshoot."""
 
     @given(LINES)
-    @settings(max_examples=200)
+    @examples(200)
     def check(line: Line) -> None:
         told_exactly(line, name)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.models.rate import buckets
@@ -16,7 +16,7 @@ from seawall.models.rate.buckets import Account, LeakyBucket, SettledBucket, Tok
 from seawall.models.rate.rates import Rate
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
-from tests.support import falsified
+from tests.support import examples, falsified
 
 
 class Job(NamedTuple):
@@ -264,14 +264,14 @@ def never_more_lenient(shift: Shift) -> None:
     compare(shift, exactly=False, plain=True)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(SHIFTS)
 def test_a_settled_bucket_stands_as_if_only_the_actual_had_been_taken(shift: Shift) -> None:
     """To the microsecond, however jobs overlap and in whatever order they end."""
     exact(shift)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(SHIFTS)
 def test_overlapping_jobs_are_never_given_back_too_much(shift: Shift) -> None:
     """No debt of another is forgiven, also where some takings are no estimates."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall.models.rate import split as rate_split
@@ -15,7 +15,7 @@ from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import BEAT, LIFE, VALID, SplitMembers, divided, excess_of, follow
 from seawall.models.rate.windows import FixedWindow, SlidingCounter, SlidingLog
 from tests.models.rate.test_batches import Taken, most_over
-from tests.support import falsified
+from tests.support import examples, falsified
 
 SECOND = 1_000_000
 
@@ -154,7 +154,7 @@ def total_stays_within(  # noqa: C901 - one line for each thing to happen
     assert over <= excess_of(whole, most) + rounding, over
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(CASES)
 def test_the_parts_stay_within_the_limit(case: Case) -> None:
     """Whoever joins, dies or leaves, and whatever the server's clock does: the limit holds."""
@@ -188,7 +188,7 @@ NEWCOMER: list[Step] = [
 """A second pod calls before the first has heard of it."""
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, len(RULES) - 1).flatmap(hostile))
 def test_pods_that_replace_each_other_stay_within_the_limit(case: Case) -> None:
     """Pods that spend all they have and leave do not multiply the limit."""

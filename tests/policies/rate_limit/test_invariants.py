@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -31,6 +31,7 @@ from seawall.policies.rate_limit.meters import Meter, Meters
 from seawall.testing import run_virtual, virtual_time
 from tests.support import (
     SEEDS,
+    examples,
     falsified,
     let_pass,
     new_guard,
@@ -217,7 +218,7 @@ def check_day(day: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=150)
+@examples(150)
 def test_no_bound_is_broken_and_nothing_is_lost(day: Day) -> None:
     """Whoever waits, gives up, is cancelled, refused further in, or settled with less."""
     check_day(day)
@@ -306,7 +307,7 @@ def _hint(refusal: Any) -> float:
 
 
 @given(BURSTS)
-@settings(max_examples=150)
+@examples(150)
 def test_who_comes_back_when_told_is_admitted(burst: Burst) -> None:
     """At any instant of a real clock, by every algorithm, with two limits at once."""
     check_burst(burst)
@@ -434,7 +435,7 @@ def test_the_success_path_and_the_rule_agree(options: dict[str, Any]) -> None:
     """Verdicts, hints and states are the same with and without the generated path."""
 
     @given(st.lists(st.tuples(quarters(3), st.integers(0, 2)), max_size=20))
-    @settings(max_examples=50)
+    @examples(50)
     def check(calls: list[tuple[float, int]]) -> None:
         rest = {name: value for name, value in options.items() if name != "limits"}
         fast, slow = (

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import RateLimit, RateLimited
@@ -22,7 +22,7 @@ from seawall.clock import VirtualClock
 from seawall.policies.rate_limit import meters as meter_module
 from seawall.policies.rate_limit.meters import SHARED, KeyQueue, Meter, Meters
 from seawall.testing import run_virtual, virtual_time
-from tests.support import falsified, let_pass, new_guard, quarters
+from tests.support import examples, falsified, let_pass, new_guard, quarters
 
 
 def bytes_a_key(keys: int, kind: Any = str) -> float:
@@ -174,7 +174,7 @@ def check_crowd(crowd: Crowd) -> None:
 
 
 @given(CROWDS)
-@settings(max_examples=200)
+@examples(200)
 def test_the_bound_holds_for_each_key_of_a_crowd(crowd: Crowd) -> None:
     """Also while keys lose their place and find it again."""
     check_crowd(crowd)
@@ -294,7 +294,7 @@ def check_waves(waves: list[Wave]) -> None:
 
 
 @given(WAVES)
-@settings(max_examples=100)
+@examples(100)
 def test_the_bound_holds_for_each_key_that_waits_where_others_do(waves: list[Wave]) -> None:
     """A key whose calls wait in a shared place has no second bucket when it finds room."""
     check_waves(waves)

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import (
@@ -36,7 +36,7 @@ from seawall.policies.timeout import adaptive_timeout
 from seawall.policies.timeout import async_flow as _async_timeout
 from seawall.resources import IoPool
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow
-from tests.support import SEEDS, falsified, let_pass, new_guard, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, new_guard, quarters
 
 QUARTERS = quarters(8, least=1)
 
@@ -180,7 +180,7 @@ def _check_like_asyncio(program: Program) -> None:
 
 
 @given(PROGRAMS)
-@settings(max_examples=400)
+@examples(400)
 def test_random_programs_run_as_under_asyncio_timeout(program: Program) -> None:
     """Nesting, cancellation at the same instant, swallowing, own errors: all as in asyncio."""
     if sys.version_info < (3, 11, 3):  # asyncio's own count of cancellations was wrong before

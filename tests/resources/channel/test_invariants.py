@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import DeadlineExceeded, TimedOut, deadline
@@ -21,7 +21,7 @@ from seawall.resources import Channel
 from seawall.resources.channel import WHEN_FULL, _Getter, _Putter
 from seawall.resources.channel import _ChannelWaiter as _Waiter
 from seawall.testing import run_virtual
-from tests.support import SEEDS, falsified, let_pass, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, quarters
 
 QUARTERS = quarters(8)
 Cancel = tuple[float, int] | None
@@ -208,7 +208,7 @@ def _check_day(day: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=400)
+@examples(400)
 def test_every_item_is_taken_once_or_dropped_and_counted(day: Day) -> None:
     """In order, never more inside than the capacity, nobody waits in vain, nothing is lost."""
     _check_day(day)

@@ -13,7 +13,7 @@ from types import coroutine
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import DeadlineExceeded, Overloaded, deadline, subscribe
@@ -21,7 +21,7 @@ from seawall.events import CallRejected, SettingsChanged
 from seawall.resources import Serializer, Stripes
 from seawall.resources.contention.serializer import _Lane, _Turn
 from seawall.testing import run_virtual, virtual_time
-from tests.support import SEEDS, falsified, let_pass, quarters, settled
+from tests.support import SEEDS, examples, falsified, let_pass, quarters, settled
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 QUARTERS = quarters(8)
@@ -288,7 +288,7 @@ def _check_turns(day: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=300)
+@examples(300)
 def test_turns_are_exclusive_in_order_bounded_and_never_lost(day: Day) -> None:
     """One at a time for each key, in order of coming; at the end nothing is left behind."""
     _check_turns(day)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import DeadlineExceeded, TimedOut, deadline
@@ -20,7 +20,7 @@ from seawall.resources.pool.pool import Pool
 from seawall.resources.pool.stock import Stock
 from seawall.runtime.slots import SlotWaiter
 from seawall.testing import run_virtual
-from tests.support import SEEDS, falsified, let_pass, quarters
+from tests.support import SEEDS, examples, falsified, let_pass, quarters
 
 QUARTERS = quarters(8)
 FOR_EVER = 1e9
@@ -237,7 +237,7 @@ def _check_day(day: Day) -> None:
 
 
 @given(DAYS)
-@settings(max_examples=400)
+@examples(400)
 def test_no_reply_goes_astray_and_nothing_leaks(day: Day) -> None:
     """No borrower reads another's reply; connections <= max_size; in the end all are free."""
     _check_day(day)

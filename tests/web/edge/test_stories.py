@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import AdaptiveLimit, Bulkhead, CircuitOpen, Shed, deadline
@@ -41,7 +41,7 @@ from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.principals import user
 from seawall.web.request import INCOMING, Incoming
-from tests.support import falsified, let_pass
+from tests.support import examples, falsified, let_pass
 from tests.web.support import App, ask, http_scope, text_app
 
 _serial = count()
@@ -292,7 +292,7 @@ def check(case: Case) -> None:
     run_virtual(main())
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(CASES)
 def test_nothing_is_left_behind(case: Case) -> None:
     """No slot, timer, deadline, variable or count, whatever the app does and whoever asks."""

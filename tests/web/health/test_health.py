@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seawall import deadline, subscribe
@@ -18,7 +18,7 @@ from seawall.web.health import Degraded, Health, Healthy, Unhealthy
 from seawall.web.health import watch as _health_watch
 from seawall.web.health.watch import RANKS, Damping
 from seawall.web.lifecycle import Lifecycle
-from tests.support import falsified, let_pass
+from tests.support import examples, falsified, let_pass
 from tests.web.health.support import Server, plain_app, probe
 
 WALL = 1_700_000_000.0
@@ -614,7 +614,7 @@ def probes_are_no_load(case: tuple[list[tuple[int, int]], int]) -> None:
     run_virtual(main())
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(PROBES)
 def test_probes_cannot_become_load(case: Any):
     """Single flight and the time to live hold for any pattern of probes that come and give up."""
