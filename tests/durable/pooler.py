@@ -28,7 +28,7 @@ SETTINGS = {
     "default_pool_size": "2",
     "max_client_conn": "200",
     "server_reset_query": "",
-    "query_wait_timeout": "30",
+    "query_wait_timeout": "150",
     "server_round_robin": "1",
     "logfile": "log",
     "pidfile": "pid",

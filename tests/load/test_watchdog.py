@@ -25,7 +25,7 @@ from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 
 ROOT = Path(__file__).resolve().parents[1]
-WAIT = 30
+WAIT = 150
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from seawall import RateLimit, subscribe
 from seawall.clients.upstreams import Outliers, Upstreams
+from seawall.clock import VirtualClock
 from seawall.durable import Database, Sqlite, migrate
 from seawall.events import HostEjected, HostRestored
 from seawall.leases import Lease
@@ -69,7 +70,8 @@ def picked(upstreams: Upstreams, requests: int = 100) -> set[str]:
 
 def test_a_suspected_host_gets_no_requests_until_it_is_cleared():
     """It is set aside at the change, and back at the next one."""
-    members, upstreams = Watchers(*URLS), new_upstreams()
+    # No time passes, so all hosts are equally fast, and each of them is asked.
+    members, upstreams = Watchers(*URLS), new_upstreams(clock=VirtualClock())
     action = eject_suspected(members, upstreams)
     members.move(URLS[0], SUSPECTED)
     assert aside(upstreams) == {URLS[0]}
@@ -116,7 +118,7 @@ def test_a_closed_action_has_given_all_hosts_back_and_hears_of_no_change():
 
 def test_a_detector_that_is_wrong_about_everybody_ejects_a_third(caplog):
     """The others are asked; what is held back is counted, and logged once."""
-    members, upstreams = Watchers(*URLS), new_upstreams()
+    members, upstreams = Watchers(*URLS), new_upstreams(clock=VirtualClock())
     action = eject_suspected(members, upstreams)
     with caplog.at_level(logging.WARNING, "seawall"):
         for url in URLS:
@@ -322,7 +324,7 @@ def test_the_share_needs_the_bound(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_process_asks_all_hosts_until_its_own_detector_speaks():
     """No detector runs in a child process, so a suspicion would never end there."""
-    members, upstreams = Watchers(*URLS), new_upstreams()
+    members, upstreams = Watchers(*URLS), new_upstreams(clock=VirtualClock())
     eject_suspected(members, upstreams)
     members.move(URLS[0], SUSPECTED)
     child = os.fork()

@@ -21,7 +21,7 @@ from seawall import (
 from seawall.errors import CacheMiss
 from seawall.testing import ScriptedService, answer, fail, hang, run_virtual, slow, virtual_time
 
-WAIT = 30
+WAIT = 150
 
 
 @pytest.fixture

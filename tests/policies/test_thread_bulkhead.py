@@ -18,7 +18,7 @@ from seawall import (
 )
 from seawall.testing import ScriptedService, answer, fail, run_virtual, virtual_time
 
-WAIT = 30
+WAIT = 150
 
 
 class _Blocked:

@@ -41,7 +41,7 @@ from seawall.runtime.batch import Room, _Schedule
 from seawall.testing import ScriptedService, hang, run_virtual, slow
 from tests.support import examples
 
-WAIT = 30
+WAIT = 150
 
 
 class Gauge:

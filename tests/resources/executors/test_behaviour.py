@@ -27,7 +27,7 @@ from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, quarters
 from tests.support_processes import in_thread, until
 
-WAIT = 30
+WAIT = 150
 
 
 class _Blocked:

@@ -35,7 +35,7 @@ from tests import support_processes as there
 from tests.support_processes import in_thread, until
 
 ROOT = Path(__file__).resolve().parents[1]
-WAIT = 30
+WAIT = 150
 
 
 @pytest.fixture(scope="module", autouse=True)

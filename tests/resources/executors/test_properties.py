@@ -22,7 +22,7 @@ from seawall.resources.executors.messages import answer
 from tests import support_processes as there
 from tests.support import falsified
 
-WAIT = 30
+WAIT = 150
 
 
 class _FakeWorker:

@@ -21,7 +21,7 @@ from seawall.resources.pool.pool import Pool
 from seawall.testing import run_virtual, virtual_time
 from tests.support import let_pass
 
-PATIENCE = 30.0
+PATIENCE = 150.0
 
 
 class Wire:

@@ -19,7 +19,7 @@ from seawall.resources.pool.stock import Stock
 from seawall.testing import run_virtual
 from tests.support import let_pass, settled
 
-PATIENCE = 30.0
+PATIENCE = 150.0
 
 
 class Wire:
