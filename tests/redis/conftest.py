@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from seawall.redis.store import RedisStore
-from tests.redis.faults import Site
+from tests.redis.faults import Site, no_collection
 from tests.redis.support import FrozenClock, Server
 
 HERE: Final = Path(__file__).parent
@@ -113,3 +113,10 @@ def site() -> Iterator[Site]:
     made = Site()
     yield made
     made.close()
+
+
+@pytest.fixture(name="no_collection")
+def no_collection_fixture() -> Iterator[None]:
+    """Keep the garbage collector off during the test."""
+    with no_collection():
+        yield

@@ -397,6 +397,7 @@ def _sane(subject: Subject) -> bool:
     return refused or (subject.mode == "local" and came == "done")
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("place", range(len(NONSENSE)))
 def test_an_answer_that_makes_no_sense_is_none(

@@ -387,6 +387,7 @@ def test_a_cancelled_wait_for_a_lease_leaves_it_free(site: Site, new_pod):
     lease.release()
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_nonsense_instead_of_an_answer_is_an_unavailable_store(site: Site, new_pod):
     """A queue and a lease say so as well, whatever comes back."""
     from tests.redis.faults import NONSENSE
