@@ -751,7 +751,8 @@ TAKEN, LOCKED = "all is taken by threads that are gone", "locks held by threads 
 )
 def test_each_has_to_be_put_right_in_a_child_process(kind: str, case: str):
     """If one kind of them is forgotten after the fork, the child misses something or is stuck."""
-    hasty = FORK.replace("Timer(3.0", "Timer(1.0")
+    hasty = FORK.replace("Timer(40.0", "Timer(2.0")
+    assert hasty != FORK
     finished = run_script(
         hasty + FORGETFUL.replace("KIND", kind) + SCARCE + textwrap.dedent(SCARCE_CASES[case])
     )
