@@ -434,6 +434,29 @@ def test_waits_inside_the_process_are_found():
     )
 
 
+@pytest.mark.parametrize(
+    "with_one",
+    [
+        "http.client.HTTPConnection(h, 80, 5)",
+        "ftplib.FTP(h, user, password, account, 5)",
+        "imaplib.IMAP4(h, 143, 5)",
+        "poplib.POP3(h, 110, 5)",
+        "paramiko.SSHClient().connect(h, 22, user, password, None, None, 5)",
+        "pymssql.connect(h, user, password, database, 5)",
+        "serial.Serial(port, 9600, 8, 'N', 1, 5)",
+        "subprocess.Popen(command).wait(5)",
+        "subprocess.Popen(command).communicate(None, 5)",
+    ],
+)
+def test_a_timeout_may_be_given_by_position(with_one: str):
+    """A timeout without its name is one too."""
+    assert_findings(f"""
+        import ftplib, http.client, imaplib, paramiko, poplib, pymssql, serial, subprocess
+        {with_one}
+        {with_one.replace("5)", "None)")}  #! {"SW103" if "Popen" in with_one else "SW101"}
+    """)
+
+
 def test_children_that_end_anyway_need_no_timeout():
     """Quick programs, those that a timer ends, and those that have ended already."""
     assert_findings("""
