@@ -28,3 +28,30 @@ def test_blocking_calls_stop_the_loop():
         """,
         "SW401",
     )
+
+
+def test_what_asks_nobody_does_not_block():
+    """To set up or close a client asks no server."""
+    assert_findings(
+        """
+        import pymongo, redis, requests
+        async def handler():
+            session = requests.Session()
+            session.headers.update(headers)
+            session.mount("https://", adapter)
+            session.close()
+            session.get(url)  #! SW401
+            store = redis.Redis()
+            pipeline = store.pipeline()
+            pipeline.get("a")
+            pipeline.execute()  #! SW401
+            store.pubsub()
+            store.close()
+            documents = pymongo.MongoClient()
+            orders = documents.get_database("shop").get_collection("orders")
+            orders.find({})
+            orders.find_one({})  #! SW401
+            documents.close()
+        """,
+        "SW401",
+    )

@@ -342,6 +342,18 @@ def test_library_waits_for_ever_without_its_timeout(imported: str, without: str,
     assert_findings(f"import {imported}\n{without}  #! SW101\n{with_one}\n")
 
 
+def test_only_the_call_over_the_network_is_found():
+    """A method of the call that a stub returns waits no longer than that call."""
+    assert_findings("""
+        from app import shop_pb2_grpc
+        async def buy(channel):
+            stub = shop_pb2_grpc.ShopStub(channel)
+            call = stub.Buy(order, timeout=5)
+            await call.trailing_metadata()
+            await stub.Buy(order)  #! SW101
+    """)
+
+
 @pytest.mark.parametrize(
     ("imported", "without", "with_one"),
     [

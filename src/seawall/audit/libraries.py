@@ -43,12 +43,12 @@ class Sdk(NamedTuple):
 
 
 class Paths(Generic[T]):
-    """Values by path, where a path may have `*`."""
+    """Values by path, where a path may have `*` for one name and `**` for several."""
 
     def __init__(self, values: Mapping[str, T]) -> None:
         self._exact = {path: value for path, value in values.items() if "*" not in path}
         self._patterns = [
-            (path.split(".")[0], re.compile(re.escape(path).replace(r"\*", ".*")), value)
+            (path.split(".")[0], _pattern(path), value)
             for path, value in values.items()
             if "*" in path
         ]
@@ -97,6 +97,11 @@ def libraries() -> Libraries:
     """Return the table, which is read once."""
     text = files("seawall.audit").joinpath("libraries.toml").read_text("utf-8")
     return Libraries(tomllib.loads(text))
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    regex = re.escape(path).replace(r"\*\*", ".*").replace(r"\*", "[^.()]*")
+    return re.compile(regex)
 
 
 def _by_call(entries: list[dict[str, Any]]) -> Paths[WaitingCall]:

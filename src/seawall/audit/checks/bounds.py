@@ -204,7 +204,7 @@ class _Bounds:
         if not work:
             return
         target = self._source.path_of(work[0], self._names.scope_of(call))
-        if self._source.libraries.blocking.get(target) is None or self._is_bounded(call, call):
+        if not self._source.libraries.blocking.get(target) or self._is_bounded(call, call):
             return
         message = f"{target} runs in the default executor, which everything shares"
         write = "seawall.resources.IoPool(10), or ThreadBulkhead(10) in its guard, for this alone"

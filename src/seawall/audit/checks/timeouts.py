@@ -434,7 +434,7 @@ def check_blocking(source: SourceFile) -> Iterator[Finding]:
         function = names.function_of(call)
         path = source.called(call)
         instead = source.libraries.blocking.get(path) if path else None
-        if instead is None or isinstance(names.parents.get(call), ast.Await):
+        if not instead or isinstance(names.parents.get(call), ast.Await):
             continue
         quick = _is_immediate(call) or _is_fresh_lock(source, call)
         if isinstance(function, ast.AsyncFunctionDef) and not quick:
