@@ -101,6 +101,39 @@ def test_tasks_in_a_loop_need_a_bound():
     """)
 
 
+def test_a_loop_that_starts_one_task_is_clean():
+    """The loop ends with the task, one item alone has a task, or each turn waits for its group."""
+    assert_findings("""
+        import asyncio
+        async def first(messages):
+            async for message in messages:
+                if message.ready:
+                    task = asyncio.create_task(handle(message))
+                    log(task)
+                    break
+            for message in list(messages):
+                if message == URGENT:
+                    asyncio.create_task(handle(message))
+                if message != URGENT:
+                    asyncio.create_task(handle(message))  #! SW303
+            async for message in messages:
+                asyncio.create_task(handle(message))  #! SW303
+                for part in message:
+                    break
+        async def found(messages):
+            for message in list(messages):
+                if message.ready:
+                    return asyncio.create_task(handle(message))
+        async def grouped(messages):
+            for message in list(messages):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(handle(message))
+            async with asyncio.TaskGroup() as group:
+                for message in list(messages):
+                    group.create_task(handle(message))  #! SW303
+    """)
+
+
 def test_threads_need_a_bound():
     """The default executor is shared by everything; a thread for each connection has no limit."""
     assert_findings(

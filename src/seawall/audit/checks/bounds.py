@@ -161,7 +161,7 @@ class _Bounds:
         return any(_BOUNDS.search(words_in(one)) for one in around)
 
     def task(self, call: ast.Call) -> Iterator[Finding]:
-        loop = self._loop_of(call)
+        loop = self._repeating_loop(call)
         if loop is None or not call.args or self._waits_in(call, loop):
             return
         function, work = self._source.function_of(call), call.args[0]
@@ -173,7 +173,10 @@ class _Bounds:
         message = "a task is started in each turn of the loop, whether or not others have ended"
         if isinstance(loop, (ast.For, ast.AsyncFor)):
             small = isinstance(loop, ast.For) and _is_small(loop.iter)
-            if small or self._is_own_work(work, names_in(loop.target), call):
+            targets = names_in(loop.target)
+            if small or self._is_own_work(work, targets, call):
+                return
+            if isinstance(loop, ast.For) and self._is_for_one(call, targets):
                 return
             message = "one task is started for each item, however many there are"
         write = "await semaphore.acquire() before it and release() in the task; or a pipeline stage"
@@ -187,8 +190,41 @@ class _Bounds:
                 return above
         return None
 
+    def _repeating_loop(self, call: ast.Call) -> ast.For | ast.AsyncFor | ast.While | None:
+        """Return the innermost loop around `call` that goes on after it."""
+        ended = False
+        below: ast.AST = call
+        for above in self._names.ancestors(call):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return None
+            following = _from_here_on(below, above)
+            if any(isinstance(one, ast.Return) for one in following):
+                return None
+            ended = ended or any(isinstance(one, ast.Break) for one in following)
+            if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+                if not ended:
+                    return above
+                ended = False
+            below = above
+        return None
+
+    def _is_for_one(self, call: ast.Call, targets: set[str]) -> bool:
+        """Return whether `call` is made for one of the items only: `if item == "this": ...`."""
+        below: ast.AST = call
+        for above in self._names.ancestors(call):
+            if isinstance(above, ast.For):
+                return False
+            if isinstance(above, ast.If) and below in above.body and _is_equal(above.test, targets):
+                return True
+            below = above
+        return False
+
     def _waits_in(self, call: ast.Call, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
         """Return whether each turn waits for tasks, so that they cannot pile up."""
+        group = self._names.called(call)
+        made = None if group is None else group.origin
+        if made is not None and loop in self._names.ancestors(made):
+            return True  # a task group of this turn
         parent = self._names.parents.get(call)
         kept = code_of(parent.targets[0]) if isinstance(parent, ast.Assign) else None
         awaited = (one for one in own(loop.body, ast.Await) if isinstance(one, ast.Await))
@@ -219,6 +255,22 @@ class _Bounds:
         message = "a thread is started for each connection, without a limit"
         write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall.resources"
         yield self._source.finding("SW304", call, message, write)
+
+
+def _from_here_on(node: ast.AST, parent: ast.AST) -> list[ast.stmt]:
+    """Return a statement and those after it in its block."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and node in block:
+            return block[block.index(node) :]
+    return []
+
+
+def _is_equal(test: ast.expr, names: set[str]) -> bool:
+    """Return whether a test compares one of the names with one value."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    return any(getattr(one, "id", None) in names for one in (test.left, *test.comparators))
 
 
 def _is_small(node: ast.expr) -> bool:
