@@ -446,6 +446,32 @@ def test_waits_inside_the_process_are_found():
     )
 
 
+def test_a_queue_that_has_items_is_not_waited_for():
+    """What is taken after a look at the queue is there already, in threads and in a loop."""
+    assert_findings("""
+        import queue
+        class Store:
+            def __init__(self):
+                self.items = queue.Queue(10)
+            def due(self):
+                if not self.items.empty():
+                    return self.items.get()
+                if self.items.qsize() > 0 and self.ready:
+                    self.items.get()
+                if len(self.items.queue) > 0:
+                    self.items.get()
+                if self.items.empty():
+                    self.items.get()  #! SW103
+                if not self.others.empty():
+                    self.items.get()  #! SW103
+            async def stream(self):
+                while True:
+                    if not self.items.empty():
+                        yield self.items.get()
+                    yield self.items.get()  #! SW401
+    """)
+
+
 @pytest.mark.parametrize(
     "with_one",
     [

@@ -375,7 +375,12 @@ def _ends_by_itself(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a wait for a thread, a lock or a child process needs no timeout."""
     if path.startswith("subprocess."):
         return _child_ends(source, call, path)
-    return _is_worker_loop(source, call, path) or _is_fresh_lock(source, call)
+    return _is_worker_loop(source, call, path) or _is_ready(source, call)
+
+
+def _is_ready(source: SourceFile, call: ast.Call) -> bool:
+    """Return whether what is waited for is surely there: a new lock, or items in a queue."""
+    return _is_fresh_lock(source, call) or _has_items(source, call)
 
 
 def _is_fresh_lock(source: SourceFile, call: ast.Call) -> bool:
@@ -387,6 +392,24 @@ def _is_fresh_lock(source: SourceFile, call: ast.Call) -> bool:
         and value.origin is not None
         and source.names.function_of(value.origin) is source.names.function_of(call) is not None
     )
+
+
+def _has_items(source: SourceFile, call: ast.Call) -> bool:
+    """Return whether `call` takes from a queue that has just been seen to have items."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "get":
+        return False
+    queue = code_of(call.func.value)
+    signs = {f"not {queue}.empty()", f"{queue}.qsize()", f"{queue}.queue"}
+    below: ast.AST = call
+    for above in source.names.ancestors(call):
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+        if isinstance(above, ast.If) and below in above.body:
+            seen = (code_of(one) for one in ast.walk(above.test) if isinstance(one, ast.expr))
+            if not signs.isdisjoint(seen):
+                return True
+        below = above
+    return False
 
 
 def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
@@ -436,7 +459,7 @@ def check_blocking(source: SourceFile) -> Iterator[Finding]:
         instead = source.libraries.blocking.get(path) if path else None
         if not instead or isinstance(names.parents.get(call), ast.Await):
             continue
-        quick = _is_immediate(call) or _is_fresh_lock(source, call)
+        quick = _is_immediate(call) or _is_ready(source, call)
         if isinstance(function, ast.AsyncFunctionDef) and not quick:
             message = f"{path}(...) blocks the event loop in async def {function.name}"
             yield source.finding("SW401", call, message, instead)
