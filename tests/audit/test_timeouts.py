@@ -405,6 +405,14 @@ def test_a_socket_is_clean_once_its_timeout_is_set():
         here.connect(("127.0.0.1", 80))
     """)
     assert_findings("""
+        import asyncio
+        async def ask():
+            await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.open_connection(host="localhost", port=port)
+            await asyncio.open_unix_connection(path)
+            await asyncio.open_connection("shop.example", port)  #! SW101
+    """)
+    assert_findings("""
         import socket, urllib.request
         socket.setdefaulttimeout(10)
         urllib.request.urlopen(url)

@@ -222,7 +222,7 @@ class _Timeouts:
         made = value.origin or call
         if wait.library == "socket" and {"AF_UNIX", "SOCK_DGRAM"} & _last_names(made):
             return True  # connects at once, or not at all
-        if wait.library == "socket" and _LOOPBACK & texts_in(call):
+        if wait.library in {"socket", "asyncio"} and _LOOPBACK & texts_in(call):
             return True
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
