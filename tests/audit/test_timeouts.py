@@ -509,6 +509,11 @@ def test_children_that_end_anyway_need_no_timeout():
         import subprocess, threading
         subprocess.run(["ln", "-sf", a, b])
         subprocess.run(["git", "--version"])
+        subprocess.run("git --version", shell=True)
+        subprocess.run(["git", "--help"])
+        subprocess.run(["git", "rev-parse", "HEAD"])
+        subprocess.run("git fetch version", shell=True)  #! SW103
+        subprocess.run(f"git checkout {name}; id", shell=True)  #! SW103
         def timed():
             child = subprocess.Popen(command)
             threading.Timer(5, child.kill).start()

@@ -38,7 +38,7 @@ _COMMANDS: Final = re.compile(
 
 _QUICK: Final = frozenset(
     {"chmod", "chown", "hostname", "id", "ln", "mkdir", "uname", "which", "whoami"}
-    | {"--version", "version", "-V"}
+    | {"--version", "version", "-V", "--help", "rev-parse"}
 )
 """Programs, and what is asked of them, that end at once."""
 
@@ -429,7 +429,7 @@ def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
 
 def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a child process is watched, quick, ended by a timer, or has ended before."""
-    if _COMMANDS.search(source.path) or _QUICK & texts_in(call):
+    if _COMMANDS.search(source.path) or _is_quick(call):
         return True
     function = source.names.function_of(call)
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -445,6 +445,15 @@ def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
         and other.path.endswith(".communicate")
         for one in own_calls(function.body)
     )
+
+
+def _is_quick(call: ast.Call) -> bool:
+    """Return whether a child process ends at once: `["git", "--version"]` or `"git --version"`."""
+    texts = texts_in(call)
+    match call.args:
+        case [ast.Constant(value=str(command)), *_] if len(command.split()) == 2:  # noqa: PLR2004 - program and question
+            texts.add(command.split()[1])
+    return bool(_QUICK & texts)
 
 
 # Waits in an event loop
