@@ -73,6 +73,40 @@ def test_fan_outs_need_a_bound():
     )
 
 
+def test_a_fan_out_that_is_no_surge_is_clean():
+    """Workers that go on for ever, futures of a batch, and what is configured."""
+    assert_findings(
+        """
+        import asyncio
+        async def poll(address):
+            while True:
+                await fetch(address)
+                await asyncio.sleep(1)
+        async def once(address):
+            while True:
+                if await fetch(address):
+                    return
+        async def work(addresses):
+            await asyncio.gather(*[poll(one) for one in addresses])
+            await asyncio.gather(*[once(one) for one in addresses])  #! SW302
+        class Loader:
+            def load(self, key):
+                future = asyncio.get_running_loop().create_future()
+                self.queue.append((key, future))
+                return future
+            def fetch(self, key):
+                return fetch(key)
+            async def load_all(self, keys):
+                await asyncio.gather(*[self.load(key) for key in keys])
+                await asyncio.gather(*[self.fetch(key) for key in keys])  #! SW302
+        async def start(app):
+            await asyncio.gather(*[open_one(one) for one in app.config["vendors"]])
+            await asyncio.gather(*[open_one(one) for one in app.providers])
+        """,
+        "SW302",
+    )
+
+
 def test_tasks_in_a_loop_need_a_bound():
     """A task for each turn is found, unless the turn waits or a semaphore bounds them."""
     assert_findings("""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from seawall.audit.findings import Finding
+from seawall.audit.names import FunctionNode
 from seawall.audit.source import SourceFile
 from seawall.audit.syntax import (
     code_of,
@@ -31,9 +32,9 @@ _KEPT_SMALL: Final = re.compile(
 )
 _REGISTERED: Final = re.compile(
     r"listener|handler|callback|hook|subscriber|plugin|middleware|worker|nann(y|ies)|node|peer"
-    r"|replica|shard|\bpods\b"
+    r"|replica|shard|\bpods\b|config|provider|platform|interface"
 )
-"""Names of what is registered, or a member of the cluster: there are not many of them."""
+"""Names of what is registered, configured, or a member of the cluster: there are not many."""
 _ENDING: Final = re.compile(
     r"close|stop|shutdown|cancel|kill|terminat|clean|drain|exit|disconnect|teardown|wrap_future|cache"
 )
@@ -106,7 +107,7 @@ class _Bounds:
             if not isinstance(argument, ast.Starred) and path == "asyncio.gather":
                 continue
             made = self._comprehension(items, call)
-            if made is None or self._is_bounded(made, call):
+            if made is None or self._is_no_surge(made) or self._is_bounded(made, call):
                 continue
             message = f"{path} starts one task for each item, however many there are"
             write = (
@@ -153,11 +154,18 @@ class _Bounds:
             for binding in self._names.scope_of(call).lookup(root.id)
         )
 
+    def _is_no_surge(self, made: ast.expr) -> bool:
+        """Return whether what is called never ends, or only joins a batch."""
+        return any(_is_endless(one) or _makes_future(one) for one in self._functions_in(made))
+
+    def _functions_in(self, node: ast.expr) -> list[FunctionNode]:
+        """Return the functions of this file that `node` calls."""
+        called = [self._names.called(one) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        return [value.function for value in called if value is not None and value.function]
+
     def _is_bounded(self, made: ast.expr, call: ast.Call) -> bool:
         """Return whether something limits how many of them run: here, or in what is called."""
-        called = [self._names.called(one) for one in ast.walk(made) if isinstance(one, ast.Call)]
-        functions = [value.function for value in called if value is not None and value.function]
-        around = [made, self._source.function_of(call) or call, *functions]
+        around = [made, self._source.function_of(call) or call, *self._functions_in(made)]
         return any(_BOUNDS.search(words_in(one)) for one in around)
 
     def task(self, call: ast.Call) -> Iterator[Finding]:
@@ -169,6 +177,8 @@ class _Bounds:
         if ending or self._is_bounded(call, call):
             return
         if isinstance(work, ast.Call) and self._source.called(work) == "asyncio.sleep":
+            return
+        if isinstance(loop, ast.For) and self._is_no_surge(work):
             return
         message = "a task is started in each turn of the loop, whether or not others have ended"
         if isinstance(loop, (ast.For, ast.AsyncFor)):
@@ -255,6 +265,25 @@ class _Bounds:
         message = "a thread is started for each connection, without a limit"
         write = "ThreadPoolExecutor(max_workers=50), or an IoPool(50) of seawall.resources"
         yield self._source.finding("SW304", call, message, write)
+
+
+def _is_endless(function: FunctionNode) -> bool:
+    """Return whether a function is a worker: `while True` that nothing leaves."""
+    return any(
+        isinstance(loop, ast.While)
+        and isinstance(loop.test, ast.Constant)
+        and bool(loop.test.value)
+        and not any(own(loop.body, (ast.Break, ast.Return)))
+        for loop in own(function.body, ast.While)
+    )
+
+
+def _makes_future(function: FunctionNode) -> bool:
+    """Return whether a function starts nothing itself: it returns a future that others set."""
+    return isinstance(function, ast.FunctionDef) and any(
+        isinstance(one.func, ast.Attribute) and one.func.attr == "create_future"
+        for one in own_calls(function.body)
+    )
 
 
 def _from_here_on(node: ast.AST, parent: ast.AST) -> list[ast.stmt]:
