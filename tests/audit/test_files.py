@@ -29,6 +29,8 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
         "node_modules/a.py",
         "tests/test_a.py",
         "app/conftest.py",
+        "app/tests.py",
+        "app_tests/a.py",
         "skip/a.py",
     ):
         path = tmp_path / name
@@ -39,6 +41,8 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
     assert names_of(tmp_path, tests=True) == [
         "app/conftest.py",
         "app/main.py",
+        "app/tests.py",
+        "app_tests/a.py",
         "skip/a.py",
         "tests/test_a.py",
     ]

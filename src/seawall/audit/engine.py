@@ -18,7 +18,10 @@ EXCLUDED: Final = (
 )
 """Names of files and folders that are no source of the service; hidden ones are left out too."""
 
-TESTS: Final = ("tests", "test", "testing", "test_*.py", "*_test.py", "conftest.py", "pytest_*.py")
+TESTS: Final = (
+    *("tests", "test", "testing", "*_tests", "tests.py", "test_*.py", "*_test.py"),
+    *("conftest.py", "pytest_*.py"),
+)
 
 
 CHECKS: Final[tuple[Callable[[SourceFile], Iterator[Finding]], ...]] = (
