@@ -27,6 +27,25 @@ def test_a_client_for_each_request_is_found():
     )
 
 
+def test_a_client_without_connections_is_clean():
+    """A client that calls an application in the same process has no pool to lose."""
+    assert_findings(
+        """
+        import httpx
+        from httpx import ASGITransport
+        async def ask(path):
+            async with httpx.AsyncClient(transport=ASGITransport(app=app)) as client:
+                await client.get(path)
+            local = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=local, base_url="http://app") as client:
+                await client.get(path)
+            async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport()) as other:  #! SW501
+                await other.get(path)
+        """,
+        "SW501",
+    )
+
+
 def test_a_client_that_is_kept_is_clean():
     """What is returned, stored, handed on, or made once at the start is not thrown away."""
     assert_findings(

@@ -11,7 +11,7 @@ from seawall.audit.coverage import TIMEOUT
 from seawall.audit.findings import Finding
 from seawall.audit.names import FunctionNode
 from seawall.audit.source import SourceFile
-from seawall.audit.syntax import names_in, own, own_calls, words_in
+from seawall.audit.syntax import keywords_of, names_in, own, own_calls, words_in
 
 _ONCE: Final = re.compile(
     r"main|run|cli|setup|set_up|teardown|shutdown|close|startup|start|init|create|make|build|get_.*client|get_.*session"
@@ -24,6 +24,7 @@ _ONCE: Final = re.compile(
 _ROUTES: Final = frozenset(
     {"get", "post", "put", "patch", "delete", "route", "websocket", "api_route", "task", "tool"}
 )
+_IN_PROCESS: Final = ("httpx.ASGITransport()", "httpx.WSGITransport()", "httpx.MockTransport()")
 _KEPT: Final = re.compile(r"cache|fixture|contextmanager|on_event|lifespan|command|singleton")
 
 
@@ -47,6 +48,9 @@ def _client(source: SourceFile, call: ast.Call, path: str) -> Iterator[Finding]:
     looped = _loop_around(source, call)
     if _is_for_one_place(call, function) or "cache" in words_in(function):
         return  # another address each time, or asked only once
+    transport = keywords_of(call).get("transport")
+    if transport is not None and source.path_of(transport) in _IN_PROCESS:
+        return  # there is no connection
     if not looped and not _runs_often(function):
         return
     where = "in each turn of the loop" if looped else f"for each call of {function.name}"
