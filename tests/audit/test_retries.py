@@ -202,8 +202,9 @@ def test_loops_that_retry():
         "for i in range(9):\n try:\n  ask()\n  break\n except OSError: pass\n time.sleep(0.1)",
         "for i in range(9):\n try:\n  ask()\n  break\n except OSError: time.sleep(poll_every)",
         "while True:\n try:\n  items.get_nowait()\n  break\n except Empty: time.sleep(1)",
+        "for i in range(9):\n try:\n  a.rename(b)\n  break\n except FileExistsError: time.sleep(1)",
     ],
-    ids=["poller", "items", "leaves", "waits", "ready", "poll", "queue"],
+    ids=["poller", "items", "leaves", "waits", "ready", "poll", "queue", "file"],
 )
 def test_loops_that_do_not_retry(code: str):
     """Pollers and loops over items do their work again, but not the same."""

@@ -45,6 +45,7 @@ _DECORATORS: Final = frozenset(
     {"tenacity.retry", "stamina.retry", "retrying.retry", "retry.retry", "retry.api.retry"}
     | {"backoff.on_exception", "backoff.on_predicate"}
 )
+_FILE_ERRORS: Final = frozenset({"PermissionError", "FileNotFoundError", "FileExistsError"})
 _EVERYTHING: Final = frozenset({"Exception", "BaseException"})
 _SENDING: Final = re.compile(
     r"(requests|httpx|httpx\.AsyncClient\(\)|httpx\.Client\(\)|requests\.Session\(\)"
@@ -262,7 +263,7 @@ class _Retries:
             succeeds = any(own([*attempt.body, *attempt.orelse], (ast.Return, ast.Break)))
             if not succeeds and not self._follows_and_leaves(loop, attempt):
                 continue
-            met = (one for one in attempt.handlers if not _waits_for_items(one))
+            met = (one for one in attempt.handlers if not _is_local(one))
             handlers = [one for one in met if not isinstance(one.body[-1], _LEAVING)]
             sleeps = (one for one in own_calls(loop.body) if self._source.called(one) in _SLEEPS)
             pauses = [one for one in sleeps if not _within(one, attempt.body)]
@@ -424,9 +425,12 @@ def _is_poll(pause: ast.expr) -> bool:
     return "poll" in words_in(pause)
 
 
-def _waits_for_items(handler: ast.ExceptHandler) -> bool:
-    """Return whether an empty queue is met, which is no failure."""
-    return handler.type is not None and "empty" in words_in(handler.type)
+def _is_local(handler: ast.ExceptHandler) -> bool:
+    """Return whether an empty queue or a file is met, and no dependency that others retry too."""
+    if handler.type is None:
+        return False
+    names = names_in(handler.type)
+    return "empty" in words_in(handler.type) or (bool(names) and names <= _FILE_ERRORS)
 
 
 def _within(node: ast.AST, statements: list[ast.stmt]) -> bool:
