@@ -31,6 +31,8 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
         "app/conftest.py",
         "app/tests.py",
         "app_tests/a.py",
+        "app/_version.py",
+        "versioneer.py",
         "skip/a.py",
     ):
         path = tmp_path / name
