@@ -102,6 +102,7 @@ def test_a_fan_out_that_is_no_surge_is_clean():
         async def start(app):
             await asyncio.gather(*[open_one(one) for one in app.config["vendors"]])
             await asyncio.gather(*[open_one(one) for one in app.providers])
+            await asyncio.gather(*[receive(one) for one in app.subscriptions])
         """,
         "SW302",
     )

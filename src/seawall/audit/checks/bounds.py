@@ -31,7 +31,7 @@ _KEPT_SMALL: Final = re.compile(
     r"qsize|budget|semaphore|\bfull\b|max_?(size|len|items|pending|queue|buffer|depth)"
 )
 _REGISTERED: Final = re.compile(
-    r"listener|handler|callback|hook|subscriber|plugin|middleware|worker|nann(y|ies)|node|peer"
+    r"listener|handler|callback|hook|subscri(ber|ption)|plugin|middleware|worker|nann(y|ies)|node|peer"
     r"|replica|shard|\bpods\b|config|provider|platform|interface"
 )
 """Names of what is registered, configured, or a member of the cluster: there are not many."""
