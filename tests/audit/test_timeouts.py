@@ -514,6 +514,14 @@ def test_children_that_end_anyway_need_no_timeout():
         subprocess.run(["git", "rev-parse", "HEAD"])
         subprocess.run("git fetch version", shell=True)  #! SW103
         subprocess.run(f"git checkout {name}; id", shell=True)  #! SW103
+        subprocess.run(["timeout", "60", "tar", "xf", archive])
+        subprocess.run(f"curl --max-time 5 {url}", shell=True)
+        subprocess.run(f"curl --connect-timeout 5 {url}", shell=True)  #! SW103
+        def described():
+            command = f"wait-for {name} --timeout={limit}"
+            subprocess.run(f"yes | {command}", shell=True)
+            child = subprocess.Popen(["timeout", "60", "tar"])
+            child.wait()
         def timed():
             child = subprocess.Popen(command)
             threading.Timer(5, child.kill).start()

@@ -17,6 +17,7 @@ from seawall.audit.syntax import (
     has_unpacking,
     is_none,
     keywords_of,
+    names_in,
     own_calls,
     texts_in,
     words_in,
@@ -42,6 +43,8 @@ _QUICK: Final = frozenset(
 )
 """Programs, and what is asked of them, that end at once."""
 
+_OWN_TIMEOUT: Final = re.compile(r"(^|\s)(timeout(\s|$)|--timeout\b|--max-time\b)")
+"""What ends a child process in time by itself: `timeout 60 COMMAND`, `curl --max-time 5`."""
 _WATCHING: Final = re.compile(r"watch|worker|listen|consum|monitor|_loop|thread")
 _ENDED: Final = re.compile(r"\b(kill|terminate|timer|alarm)\b")
 
@@ -429,7 +432,7 @@ def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
 
 def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a child process is watched, quick, ended by a timer, or has ended before."""
-    if _COMMANDS.search(source.path) or _is_quick(call):
+    if _COMMANDS.search(source.path) or _is_quick(call) or _has_own_timeout(source, call):
         return True
     function = source.names.function_of(call)
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -454,6 +457,18 @@ def _is_quick(call: ast.Call) -> bool:
         case [ast.Constant(value=str(command)), *_] if len(command.split()) == 2:  # noqa: PLR2004 - program and question
             texts.add(command.split()[1])
     return bool(_QUICK & texts)
+
+
+def _has_own_timeout(source: SourceFile, call: ast.Call) -> bool:
+    """Return whether the command of a child process, as far as it is known, has a timeout."""
+    value = source.names.called(call)
+    made = call if value is None or value.origin is None else value.origin
+    scope = source.names.scope_of(made)
+    parts = made.args[:1]
+    for name in sorted({name for part in parts for name in names_in(part)}):
+        values = (binding.value for binding in scope.lookup(name))
+        parts += [value for value in values if isinstance(value, ast.expr)]
+    return any(_OWN_TIMEOUT.search(text) for part in parts for text in texts_in(part))
 
 
 # Waits in an event loop
