@@ -33,6 +33,7 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
         "app_tests/a.py",
         "app/_version.py",
         "versioneer.py",
+        "hatch_build.py",
         "skip/a.py",
     ):
         path = tmp_path / name

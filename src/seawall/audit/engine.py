@@ -14,8 +14,8 @@ from seawall.audit.source import SourceFile, Unreadable
 
 EXCLUDED: Final = (
     *("build", "dist", "node_modules", "site-packages", "venv", "env", "*.egg-info"),
-    *("docs", "examples", "benchmarks", "contrib", "setup.py", "versioneer.py"),
-    *("_version.py", "*_pb2.py", "*_pb2_grpc.py"),
+    *("docs", "examples", "benchmarks", "contrib", "setup.py", "hatch_build.py"),
+    *("versioneer.py", "_version.py", "*_pb2.py", "*_pb2_grpc.py"),
 )
 """Names of files and folders that are no source of the service; hidden ones are left out too."""
 
