@@ -119,6 +119,8 @@ def test_tasks_in_a_loop_need_a_bound():
                 asyncio.create_task(handle(message))  #! SW303
             for service in services:
                 asyncio.create_task(service.start())
+            for handler in handlers:
+                asyncio.create_task(told(handler))
             for name in ("a", "b"):
                 asyncio.create_task(handle(name))
             while True:

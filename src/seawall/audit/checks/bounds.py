@@ -182,7 +182,8 @@ class _Bounds:
             return
         message = "a task is started in each turn of the loop, whether or not others have ended"
         if isinstance(loop, (ast.For, ast.AsyncFor)):
-            small = isinstance(loop, ast.For) and _is_small(loop.iter)
+            few = _REGISTERED.search(words_in(loop.iter))
+            small = isinstance(loop, ast.For) and (few or _is_small(loop.iter))
             targets = names_in(loop.target)
             if small or self._is_own_work(work, targets, call):
                 return
