@@ -197,6 +197,20 @@ def test_sessions_with_an_adapter_of_their_own_are_clean():
     """)
 
 
+def test_the_pool_of_an_adapter_gets_the_timeout_of_each_request():
+    """An adapter of requests passes the timeout of the request to its pool."""
+    assert_findings("""
+        from requests.adapters import HTTPAdapter
+        from urllib3.poolmanager import PoolManager
+        class Pinned(HTTPAdapter):
+            def init_poolmanager(self, connections, maxsize, block=False):
+                self.poolmanager = PoolManager(connections, maxsize=maxsize)
+        class Client:
+            def __init__(self):
+                self.pool = PoolManager()  #! SW101
+    """)
+
+
 def test_transports_of_ours_are_clean():
     """A guarded transport bounds each request of its client."""
     assert_findings("""

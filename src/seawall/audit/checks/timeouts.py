@@ -24,6 +24,8 @@ from seawall.audit.syntax import (
 )
 
 OUR_TRANSPORTS: Final = ("seawall.clients.",)
+_ADAPTER_METHOD: Final = ".init_poolmanager"
+"""The method of an adapter of `requests` that makes its pool."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _CARRIERS: Final = frozenset({"transport", "connector", "http_client", "mounts"})
 _SOCKET_LIBRARIES: Final = frozenset(
@@ -229,6 +231,8 @@ class _Timeouts:
             return True
         if wait.set_by and self._uses.configures(made, wait.set_by):
             return True
+        if wait.library == "urllib3" and self._names.qualified_name(call).endswith(_ADAPTER_METHOD):
+            return True  # each request of the adapter brings its timeout
         used = [one for name, one in self._uses.methods.get(call, ()) if name in wait.through]
         wanted = {*wait.keywords, "timeout", None}
         return bool(used) and all(
