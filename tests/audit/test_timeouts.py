@@ -531,6 +531,9 @@ def test_children_that_end_anyway_need_no_timeout():
         subprocess.run(["timeout", "60", "tar", "xf", archive])
         subprocess.run(f"curl --max-time 5 {url}", shell=True)
         subprocess.run(f"curl --connect-timeout 5 {url}", shell=True)  #! SW103
+        def asked():
+            child = subprocess.Popen(["git", "rev-parse", "HEAD"])
+            child.communicate()
         def described():
             command = f"wait-for {name} --timeout={limit}"
             subprocess.run(f"yes | {command}", shell=True)

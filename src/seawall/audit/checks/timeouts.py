@@ -436,14 +436,15 @@ def _is_worker_loop(source: SourceFile, call: ast.Call, path: str) -> bool:
 
 def _child_ends(source: SourceFile, call: ast.Call, path: str) -> bool:
     """Return whether a child process is watched, quick, ended by a timer, or has ended before."""
-    if _COMMANDS.search(source.path) or _is_quick(call) or _has_own_timeout(source, call):
+    value = source.names.called(call)
+    made = call if value is None or value.origin is None else value.origin
+    if _COMMANDS.search(source.path) or _is_quick(made) or _has_own_timeout(source, made):
         return True
     function = source.names.function_of(call)
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     if _ENDED.search(words_in(function)):
         return True
-    value = source.names.called(call)
     if value is None or not path.endswith(".wait"):
         return False
     return any(
@@ -465,10 +466,8 @@ def _is_quick(call: ast.Call) -> bool:
 
 def _has_own_timeout(source: SourceFile, call: ast.Call) -> bool:
     """Return whether the command of a child process, as far as it is known, has a timeout."""
-    value = source.names.called(call)
-    made = call if value is None or value.origin is None else value.origin
-    scope = source.names.scope_of(made)
-    parts = made.args[:1]
+    scope = source.names.scope_of(call)
+    parts = call.args[:1]
     for name in sorted({name for part in parts for name in names_in(part)}):
         values = (binding.value for binding in scope.lookup(name))
         parts += [value for value in values if isinstance(value, ast.expr)]
