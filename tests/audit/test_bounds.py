@@ -8,7 +8,7 @@ from tests.audit.support import assert_findings
 def test_queues_need_a_size():
     """A queue without a size, or with the size 0, grows until memory ends."""
     assert_findings("""
-        import asyncio, queue
+        import asyncio, queue, threading
         from multiprocessing import Queue
         queue.Queue()  #! SW301
         queue.Queue(0)  #! SW301
@@ -38,6 +38,27 @@ def test_queues_need_a_size():
             items = queue.Queue()
             for one in range(10):
                 items.put(one)
+        def ask_all(vendors):
+            def ask(vendor):
+                answers.put(vendor.ask())
+            answers = queue.Queue()
+            threads = [threading.Thread(target=ask, args=(one,)) for one in vendors]
+            found = []
+            for thread in threads:
+                thread.start()
+            while len(found) < len(threads):
+                found.append(answers.get(timeout=3))
+        def read_all(files):
+            def read(file):
+                for line in file:
+                    lines.put(line)
+            lines = queue.Queue()  #! SW301
+            threads = [threading.Thread(target=read, args=(one,)) for one in files]
+        def record(device):
+            def callback(samples):
+                chunks.put(samples)
+            chunks = queue.Queue()  #! SW301
+            device.open(callback)
     """)
 
 

@@ -93,7 +93,23 @@ class _Bounds:
                 return True
             if one.func.attr == "get" and self._loop_of(one) is None:
                 return isinstance(target, ast.Name)
-        return False
+        return self._has_one_from_each_thread(queue, function)
+
+    def _has_one_from_each_thread(self, queue: str, function: FunctionNode) -> bool:
+        """Return whether threads that `function` starts put one answer each into its queue."""
+        calls = [one for one in ast.walk(function) if isinstance(one, ast.Call)]
+        threads = [one for one in calls if self._source.called(one) == "threading.Thread"]
+        targets = {
+            code_of(given["target"]) for one in threads if "target" in (given := keywords_of(one))
+        }
+        puts = [
+            one for one in calls if code_of(one.func) in {f"{queue}.put", f"{queue}.put_nowait"}
+        ]
+        return bool(puts) and all(
+            getattr(self._names.function_of(one), "name", "") in targets
+            and self._loop_of(one) is None
+            for one in puts
+        )
 
     def _is_kept_small(self, call: ast.Call) -> bool:
         """Return whether the class or function around a queue has a bound of its own for it."""
