@@ -31,6 +31,7 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
         "app/conftest.py",
         "app/tests.py",
         "app_tests/a.py",
+        "app/pytest/a.py",
         "app/_version.py",
         "versioneer.py",
         "hatch_build.py",
@@ -44,6 +45,7 @@ def test_only_the_source_of_the_service_is_read(tmp_path: Path):
     assert names_of(tmp_path, tests=True) == [
         "app/conftest.py",
         "app/main.py",
+        "app/pytest/a.py",
         "app/tests.py",
         "app_tests/a.py",
         "skip/a.py",

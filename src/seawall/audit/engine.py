@@ -21,7 +21,7 @@ EXCLUDED: Final = (
 
 TESTS: Final = (
     *("tests", "test", "testing", "*_tests", "tests.py", "test_*.py", "*_test.py"),
-    *("conftest.py", "pytest_*.py"),
+    *("conftest.py", "pytest", "pytest_*.py"),
 )
 
 
