@@ -95,7 +95,7 @@ def test_fan_outs_need_a_bound():
 
 
 def test_a_fan_out_that_is_no_surge_is_clean():
-    """Workers that go on for ever, futures of a batch, and what is configured."""
+    """Workers that go on for ever, futures of a batch, and what is registered."""
     assert_findings(
         """
         import asyncio
@@ -121,8 +121,7 @@ def test_a_fan_out_that_is_no_surge_is_clean():
                 await asyncio.gather(*[self.load(key) for key in keys])
                 await asyncio.gather(*[self.fetch(key) for key in keys])  #! SW302
         async def start(app):
-            await asyncio.gather(*[open_one(one) for one in app.config["vendors"]])
-            await asyncio.gather(*[open_one(one) for one in app.providers])
+            await asyncio.gather(*[open_one(one) for one in app.users])  #! SW302
             await asyncio.gather(*[receive(one) for one in app.subscriptions])
         """,
         "SW302",

@@ -32,9 +32,9 @@ _KEPT_SMALL: Final = re.compile(
 )
 _REGISTERED: Final = re.compile(
     r"listener|handler|callback|hook|subscri(ber|ption)|plugin|middleware|worker|nann(y|ies)|node|peer"
-    r"|replica|shard|\bpods\b|config|provider|platform|interface"
+    r"|replica|shard|\bpods\b"
 )
-"""Names of what is registered, configured, or a member of the cluster: there are not many."""
+"""Names of what is registered, or a member of the cluster: there are not many of them."""
 _ENDING: Final = re.compile(
     r"close|stop|shutdown|cancel|kill|terminat|clean|drain|exit|disconnect|teardown|wrap_future|cache"
 )
