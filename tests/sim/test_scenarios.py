@@ -4,6 +4,7 @@ import pytest
 
 from seawall.sim import simulate
 from seawall.sim.scenarios import SCENARIOS
+from tests.support import QUICK
 
 BETTER = {
     "outage": ("recovers", "recovers"),
@@ -17,9 +18,10 @@ BETTER = {
     "rolling-restart": ("recovers", "unaffected"),
     "surge": ("collapses", "holds"),
 }
+LONG = {"retry-storm", "metastable", "surge"} if QUICK else set()
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in LONG])
 def test_each_scenario_hurts_and_its_protection_helps(name: str):
     """The verdicts without and with protection; protection never serves fewer calls."""
     variants = SCENARIOS[name].variants.values()
