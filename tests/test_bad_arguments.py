@@ -100,12 +100,12 @@ from seawall.testing import (
     virtual_time,
 )
 from seawall.web import primed
-from tests.clients.arguments import CLIENTS, SHOWN_BY_CLIENTS
-from tests.durable.arguments import DURABLE, SHOWN_BY_DURABLE
-from tests.members.arguments import MEMBERS, SHOWN_BY_MEMBERS
-from tests.pipeline.arguments import PIPELINE, SHOWN_BY_PIPELINES
-from tests.redis.arguments import SHARED, SHOWN
-from tests.web.arguments import SHOWN_BY_WEB, WEB
+from tests.clients.arguments import CLIENTS, UNCHECKED_BY_CLIENTS
+from tests.durable.arguments import DURABLE, UNCHECKED_BY_DURABLE
+from tests.members.arguments import MEMBERS, UNCHECKED_BY_MEMBERS
+from tests.pipeline.arguments import PIPELINE, UNCHECKED_BY_PIPELINES
+from tests.redis.arguments import SHARED, UNCHECKED_BY_REDIS
+from tests.web.arguments import UNCHECKED_BY_WEB, WEB
 
 HUGE = 10**400
 
@@ -157,7 +157,7 @@ def _optional(cases):
 
 
 # What is called, which argument is bad, the bad values, and a word of the advice.
-TABLE = [
+ROWS_WITH_OWN_LABELS = [
     # --- policies ---
     ("Timeout", Timeout, _POSITIVE, r"seconds"),
     ("Timeout sync", lambda x: Timeout(1, sync=x), _CHOICES, "'cooperative', 'thread'"),
@@ -716,7 +716,7 @@ _BARS = [
 ]
 
 # The label says which argument of what: a test looks whether one is missing.
-SCARCITY = [
+ROWS = [
     ("Family(name)", lambda x: _family(name=x), [("", TypeError), (5, TypeError)], "a name"),
     ("Family(make)", lambda x: _family(make=x), [*_FUNCTIONS, (None, TypeError)], "function"),
     ("Family(max_keys)", lambda x: _family(max_keys=x), _COUNTS, "write"),
@@ -1837,7 +1837,7 @@ SCARCITY = [
     ),
 ]
 
-IN_TABLE = frozenset(
+NAMES_WITH_OWN_LABELS = frozenset(
     [
         "Backoff",
         "Batch",
@@ -1890,10 +1890,9 @@ IN_TABLE = frozenset(
         "update_from_toml",
     ]
 )
-"""Names whose rows are in TABLE, with other labels than `_arguments` has."""
-"""Names whose arguments are in the first table, by hand; or that nobody makes but Seawall."""
+"""Names whose rows are in ROWS_WITH_OWN_LABELS, or that nobody makes but Seawall."""
 
-ANYTHING = frozenset(
+UNCHECKED = frozenset(
     [
         "Bulkhead(limit)",
         "Bulkhead(max_wait)",
@@ -1908,9 +1907,9 @@ ANYTHING = frozenset(
         "Borrowed(place)",
     ]
 )
-"""Arguments that may be anything, are in the first table, or that Seawall itself gives."""
+"""Arguments that may be anything, are in ROWS_WITH_OWN_LABELS, or that Seawall itself gives."""
 
-OURS = frozenset(
+METHODS_FOR_SEAWALL = frozenset(
     [
         "refused",
         "end_window",
@@ -1978,7 +1977,7 @@ def _arguments() -> Iterator[str]:
         for name in module.__all__:
             thing = getattr(module, name)
             is_alias = get_origin(thing) is not None
-            if (not prefix and name in IN_TABLE) or is_alias or not callable(thing):
+            if (not prefix and name in NAMES_WITH_OWN_LABELS) or is_alias or not callable(thing):
                 continue
             if not isinstance(thing, type):
                 yield from _parameters(f"{prefix}{name}", thing)
@@ -1992,7 +1991,7 @@ def _methods(name: str, kind: type) -> Iterator[str]:
     if name != "Reservation" and kind.__init__ is not object.__init__:
         yield from _parameters(name, kind.__init__)
     for method, function in vars(kind).items():
-        ours = method.startswith("_") or method in OURS or kind is Limit
+        ours = method.startswith("_") or method in METHODS_FOR_SEAWALL or kind is Limit
         if inspect.isfunction(function) and not ours:
             yield from _parameters(f"{name}.{method}", function)
 
@@ -2006,25 +2005,32 @@ def _parameters(name: str, function: Any) -> Iterator[str]:
             yield f"{name}({parameter.name})"
 
 
-SUBJECTS = SCARCITY + SHARED + WEB + CLIENTS + DURABLE + MEMBERS + PIPELINE
+SUBJECTS = ROWS + SHARED + WEB + CLIENTS + DURABLE + MEMBERS + PIPELINE
 
 
 def test_no_argument_is_left_out():
     """Each argument of each public constructor, function and method has bad values to refuse."""
     tested = {label for label, *_ in SUBJECTS}
-    tested |= ANYTHING | SHOWN | SHOWN_BY_WEB | SHOWN_BY_CLIENTS | SHOWN_BY_DURABLE
-    tested |= SHOWN_BY_MEMBERS | SHOWN_BY_PIPELINES
+    tested |= (
+        UNCHECKED
+        | UNCHECKED_BY_REDIS
+        | UNCHECKED_BY_WEB
+        | UNCHECKED_BY_CLIENTS
+        | UNCHECKED_BY_DURABLE
+    )
+    tested |= UNCHECKED_BY_MEMBERS | UNCHECKED_BY_PIPELINES
     missing = [argument for argument in _arguments() if argument not in tested]
     assert missing == [], (
         f"write a row for each of these, such as ({missing[0]!r}, a function that passes a bad"
-        " value there, the bad values, what the message says): in SCARCITY here, or in"
-        " arguments.py in the tests of its package; what may be anything goes into ANYTHING there"
+        " value there, the bad values, what the message says): in ROWS here, or in"
+        " arguments.py in the tests of its package; what needs no check goes into UNCHECKED here,"
+        " or into UNCHECKED_BY_... there"
     )
 
 
 CASES = [
     pytest.param(make, bad, error, advice, id=f"{name}({str(bad)[:20]})")
-    for name, make, bads, advice in TABLE + SUBJECTS
+    for name, make, bads, advice in ROWS_WITH_OWN_LABELS + SUBJECTS
     for bad, error in bads
 ]
 

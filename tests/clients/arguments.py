@@ -455,7 +455,7 @@ def _given(name: str, *arguments: str) -> Iterable[str]:
 
 _CALLS = ("continuation", "client_call_details")
 
-SHOWN_BY_CLIENTS = frozenset(
+UNCHECKED_BY_CLIENTS = frozenset(
     [
         # predicates are asked about whatever came of a call
         *_given("llm.passing", "error"),

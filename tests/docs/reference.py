@@ -1,6 +1,6 @@
 """The reference of the documentation, made from the code: docs/reference.
 
-`./dev docs` writes it, and `python tests/test_public_api.py --write`, whose tests compare. It needs
+`./dev pin` and `./dev docs` write it, and the tests of the public API compare. It needs
 nothing but Seawall itself.
 """
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 PINNED = ROOT / "tests" / "public_api.txt"
 
-MADE = "<!-- Made from the code by ./dev docs. -->"
+MADE = "<!-- Made from the code by ./dev pin. -->"
 INDEX = """\
 ```python
 import seawall

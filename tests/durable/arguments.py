@@ -1017,7 +1017,7 @@ def _given_by_seawall(name: str, *arguments: str) -> Iterable[str]:
     return (f"durable.{name}({argument})" for argument in arguments)
 
 
-SHOWN_BY_DURABLE = frozenset(
+UNCHECKED_BY_DURABLE = frozenset(
     [
         # operations are Seawall's own, work of the user's is called as it is
         *_given_by_seawall("Database.run", "operation"),

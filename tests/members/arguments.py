@@ -379,7 +379,7 @@ def _given(name: str, *arguments: str) -> Iterable[str]:
     return (f"members.{name}({argument})" for argument in arguments)
 
 
-SHOWN_BY_MEMBERS = frozenset(
+UNCHECKED_BY_MEMBERS = frozenset(
     [
         # names that are not known are answered with False or None
         *_given("Cluster.get", "name"),

@@ -481,7 +481,7 @@ def _source(*names: str) -> list[str]:
     ]
 
 
-SHOWN_BY_PIPELINES = frozenset(
+UNCHECKED_BY_PIPELINES = frozenset(
     [
         # made by Seawall
         *_given("ItemFlow", "pipeline", "ends"),

@@ -228,5 +228,5 @@ SHARED: list[tuple[Any, ...]] = [
     ("Worker.run_sync(drain)", lambda x: _worker().run_sync(x), _SECONDS, "seconds"),
 ]
 
-SHOWN = frozenset(f"Claim({name})" for name in Claim.__slots__)
+UNCHECKED_BY_REDIS = frozenset(f"Claim({name})" for name in Claim.__slots__)
 """What only queues make."""

@@ -545,7 +545,7 @@ def _given_by_seawall(name: str, *arguments: str) -> Iterable[str]:
     return (f"web.{name}({argument})" for argument in arguments)
 
 
-SHOWN_BY_WEB = frozenset(
+UNCHECKED_BY_WEB = frozenset(
     [
         # what a check says of itself: made fit to be shown, whatever it is
         *_given_by_seawall("Degraded", "output", "value", "unit"),
