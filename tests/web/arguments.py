@@ -554,7 +554,6 @@ UNCHECKED_BY_WEB = frozenset(
         *_given_by_seawall("Unhealthy", "output", "value", "unit"),
         # what a request is, and what is done with it
         *_given_by_seawall("Health.answer", "scope"),
-        *_given_by_seawall("Health.handles", "path"),
         *_given_by_seawall("Health.remove", "name"),
         *_given_by_seawall("Inbound.read", "incoming", "clock", "plain"),
         *_given_by_seawall("Inbound.undo", "incoming", "tokens"),
@@ -569,7 +568,6 @@ UNCHECKED_BY_WEB = frozenset(
         *_given_by_seawall("Problem.response", "more", "method"),
         *_given_by_seawall("RequestLimits.admit", "incoming"),
         *_given_by_seawall("RequestLimits.aadmit", "incoming"),
-        *_given_by_seawall("RequestLimits.refusal_headers", "error"),
         *_given_by_seawall("Trust.client_address", "peer", "headers"),
         *_given_by_seawall("Trust.is_proxy", "peer"),
         *_given_by_seawall("Trust.believes", "peer", "headers"),

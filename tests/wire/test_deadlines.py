@@ -154,7 +154,7 @@ def test_remaining_time_never_grows_along_a_chain(chain: tuple[float, list]):
 
 def test_rounding_to_the_nearest_would_let_it_grow(monkeypatch: pytest.MonkeyPatch):
     """The property depends on rounding down."""
-    monkeypatch.setattr(deadlines, "_down", lambda seconds, units: round(seconds * units))
+    monkeypatch.setattr(deadlines, "_round_down", lambda seconds, units: round(seconds * units))
     assert falsified(never_grows, CHAINS)
 
 
@@ -162,7 +162,7 @@ def test_rounding_down_the_product_alone_would_let_it_grow(monkeypatch: pytest.M
     """A product may be rounded up to a whole number, and then reads as more than there was."""
     cases = st.integers(1, 10**6).map(lambda n: (_just_below(n / 1000), [(0.0, 1e4, False)]))
     assert not falsified(never_grows, cases, most=500)
-    monkeypatch.setattr(deadlines, "_down", lambda seconds, units: int(seconds * units))
+    monkeypatch.setattr(deadlines, "_round_down", lambda seconds, units: int(seconds * units))
     assert falsified(never_grows, cases)
 
 

@@ -49,7 +49,7 @@ def test_the_dialect_of_one_vendor() -> None:
 
 
 def test_the_dialect_of_another() -> None:
-    """Reset as a length of time, bytes as a transport has them, and whether to come again."""
+    """Reset as a length of time, and bytes as a transport has them."""
     said = read_vendor_limits(
         [
             (b"X-RateLimit-Limit-Requests", b"60"),
@@ -60,7 +60,6 @@ def test_the_dialect_of_another() -> None:
             (b"x-ratelimit-reset-tokens", b"6m0s"),
             (b"retry-after", b"9"),
             (b"retry-after-ms", b"1500"),
-            (b"x-should-retry", b"false"),
         ],
         NOON,
     )
@@ -68,7 +67,6 @@ def test_the_dialect_of_another() -> None:
         requests=Standing(59, 1.0, 60),
         tokens=Standing(149984, 360.0, 150000),
         retry_after=1.5,
-        should_retry=False,
     )
 
 

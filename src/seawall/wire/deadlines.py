@@ -66,12 +66,12 @@ def write_timeout(seconds: float) -> list[tuple[str, str]]:
     """Return the headers for a call that has `seconds` left; none for more than a year."""
     if not seconds <= A_YEAR:
         return []
-    milliseconds = _down(seconds, 1000)
+    milliseconds = _round_down(seconds, 1000)
     in_seconds = f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
     return [(ENVOY, str(milliseconds)), (SERVER, in_seconds)]
 
 
-def _down(seconds: float, units: int) -> int:
+def _round_down(seconds: float, units: int) -> int:
     """Return how many whole units of a second fit, such that reading them never yields more."""
     count = int(max(0.0, seconds) * units)
     # The product may have been rounded up to an integer.

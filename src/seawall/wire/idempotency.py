@@ -6,7 +6,7 @@ import re
 from hashlib import sha256
 from typing import Final
 
-from seawall.wire.structured import Token, read_item, string
+from seawall.wire.structured import read_string, string
 from seawall.wire.text import text_of
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
@@ -21,15 +21,9 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 def read_key(value: str | bytes) -> str | None:
     """Return the key, quoted or bare; None unless it has 1 to 255 visible characters."""
     text = text_of(value)
-    if text is None:
-        return None
-    if text.startswith('"'):
-        item = read_item(text)
-        said = item.value if item is not None else None
-        if not isinstance(said, str) or isinstance(said, Token):
-            return None
-        text = said
-    return text if _KEY.fullmatch(text) else None
+    if text is not None and text.startswith('"'):
+        text = read_string(text)
+    return text if text is not None and _KEY.fullmatch(text) else None
 
 
 def is_replayed(value: str | None) -> bool:

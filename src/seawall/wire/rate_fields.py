@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from seawall.wire.structured import byte_sequence, integer, string
+from seawall.wire.structured import integer, string
 
 POLICY_HEADER: Final = "RateLimit-Policy"
 """Limits of the caller, as structured fields: `"name";q=quota;w=seconds`."""
@@ -18,21 +18,11 @@ STATE_HEADER: Final = "RateLimit"
 
 
 class RatePolicy(NamedTuple):
-    """A limit: `quota` units in `window` seconds, for the partition with that key."""
+    """A limit: `quota` units in `window` seconds; None for a window that the field cannot say."""
 
     name: str
     quota: int
     window: int | None = None
-    unit: str | None = None
-    partition: bytes | None = None
-
-
-class RateState(NamedTuple):
-    """State of a limit: `remaining` units, and the seconds until there are more."""
-
-    name: str
-    remaining: int
-    reset: int | None = None
 
 
 def write_policies(policies: Iterable[RatePolicy]) -> str:
@@ -40,21 +30,17 @@ def write_policies(policies: Iterable[RatePolicy]) -> str:
     return ", ".join(_policy(policy) for policy in policies)
 
 
-def write_states(states: Iterable[RateState]) -> str:
-    """Return the value of `RateLimit`."""
-    return ", ".join(
-        f"{string(state.name)};r={integer(state.remaining)}"
-        + ("" if state.reset is None else f";t={integer(state.reset)}")
-        for state in states
-    )
+def write_state_start(name: str) -> bytes:
+    """Return the beginning of a limit's state in `RateLimit`: the number that remains follows."""
+    return f"{string(name)};r=".encode("ascii")
+
+
+def write_state(start: bytes, remaining: float, reset: float | None) -> bytes:
+    """Return a limit's state: what remains, and the whole seconds until there is more."""
+    state = b"%b%d" % (start, remaining)
+    return state if reset is None else b"%b;t=%d" % (state, reset)
 
 
 def _policy(policy: RatePolicy) -> str:
     text = f"{string(policy.name)};q={integer(policy.quota)}"
-    if policy.window is not None:
-        text += f";w={integer(max(policy.window, 1))}"
-    if policy.unit is not None:
-        text += f";qu={string(policy.unit)}"
-    if policy.partition is not None:
-        text += f";pk={byte_sequence(policy.partition)}"
-    return text
+    return text if policy.window is None else f"{text};w={integer(max(policy.window, 1))}"

@@ -2,7 +2,7 @@
 
     anthropic-ratelimit-tokens-remaining: 39000       x-ratelimit-remaining-tokens: 149984
     anthropic-ratelimit-tokens-reset: 2026-01-01T00:00:07Z      x-ratelimit-reset-tokens: 6m0s
-    retry-after-ms: 1500                              x-should-retry: false
+    retry-after-ms: 1500
 
 Both forms are parsed into the same values. A number below 0, a limit of 0 and a reset in the past
 are ignored: some gateways send them where nothing is limited. So is a header that is given twice
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from seawall.wire.retries import RETRY_AFTER_HEADER, read_milliseconds, read_retry_after
@@ -34,8 +34,7 @@ _FIELDS: Final[dict[str, tuple[str, str]]] = {
         for what in ("limit", "remaining", "reset")
     },
 }
-_OTHERS: Final = (RETRY_AFTER_HEADER, "retry-after-ms", "x-should-retry")
-_KNOWN: Final = frozenset((*_FIELDS, *_OTHERS))
+_KNOWN: Final = frozenset((*_FIELDS, RETRY_AFTER_HEADER, "retry-after-ms"))
 
 _PARTS: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|ns|h|m|s|d)")
 _LENGTHS: Final = {
@@ -49,10 +48,6 @@ _LENGTHS: Final = {
     "ns": 1e-9,
 }
 _LONGEST_LENGTH: Final = 64
-_INSTANT: Final = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(\.[0-9]{1,9})?"
-    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
-)
 
 
 class Standing(NamedTuple):
@@ -71,7 +66,6 @@ class VendorLimits(NamedTuple):
     input_tokens: Standing | None = None
     output_tokens: Standing | None = None
     retry_after: float | None = None  # seconds to wait before a retry
-    should_retry: bool | None = None  # whether a retry can help at all
 
 
 NOTHING: Final = VendorLimits()
@@ -97,14 +91,11 @@ def read_vendor_limits(
     wait = read_milliseconds(found.get("retry-after-ms") or "")
     if wait is None:
         wait = read_retry_after(found.get(RETRY_AFTER_HEADER) or "", wall)
-    should = (found.get("x-should-retry") or "").lower()
 
     def standing(kind: str) -> Standing | None:
         return _standing(standings[kind], wall) if kind in standings else None
 
-    should_retry = {"true": True, "false": False}.get(should)
-    limits = {kind: standing(kind) for kind in KINDS}
-    return VendorLimits(**limits, retry_after=wait, should_retry=should_retry)
+    return VendorLimits(**{kind: standing(kind) for kind in KINDS}, retry_after=wait)
 
 
 def _standing(said: dict[str, str], wall: float) -> Standing | None:
@@ -143,19 +134,9 @@ def read_length(value: str | bytes) -> float | None:
 
 
 def read_instant(value: str | bytes) -> float | None:
-    """Return the seconds since 1970 of an RFC 3339 time, or None."""
-    text = text_of(value)
-    found = None if text is None else _INSTANT.fullmatch(text)
-    if found is None:
-        return None
-    year, month, day, hour, minute, second = (int(found[n]) for n in range(1, 7))
+    """Return the seconds since 1970 of a time with its offset from UTC, as in RFC 3339, or None."""
     try:
-        # A leap second counts as the second before, which makes no difference to a wait.
-        at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
-        instant = at.timestamp() + float(found[7] or 0.0)
-    except (ValueError, OverflowError):
+        at = datetime.fromisoformat(text_of(value) or "")
+    except ValueError:
         return None
-    if found[8] is None:
-        return instant
-    ahead = int(found[9]) * 3600 + int(found[10]) * 60
-    return instant - ahead if found[8] == "+" else instant + ahead
+    return None if at.tzinfo is None else at.timestamp()

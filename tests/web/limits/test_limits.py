@@ -518,7 +518,7 @@ def test_what_never_fits_says_no_time() -> None:
         error = refused(limits, request())
         assert error is not None
         assert error.retry_after is None
-        assert dict(limits.refusal_headers(error))[b"ratelimit"] == b'"address";r=0'
+        assert dict(error.headers)[b"ratelimit"] == b'"address";r=0'
 
 
 def test_a_soft_limit_that_fails_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:

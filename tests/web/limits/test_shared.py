@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import http_sfv
 import pytest
 import redis
 
@@ -19,7 +20,6 @@ from seawall.web.limits import Granted, RequestLimit, RequestLimits
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
-from seawall.wire.structured import read_list
 from tests.redis.support import FrozenClock, Server, eventually
 from tests.support import let_pass
 from tests.web.support import http_scope
@@ -83,7 +83,7 @@ def test_pods_count_together(new_store: Stores) -> None:
         assert error.own_limit
         assert (error.limit, error.violated) == ("user", ("user",))
         assert error.retry_after == pytest.approx(600, abs=5)
-        fields = told(pods[1].refusal_headers(error))
+        fields = told(list(error.headers))
         assert fields["ratelimit-policy"] == '"user";q=6;w=3600, "address";q=100;w=3600'
         assert fields["ratelimit"].startswith('"user";r=0;t=')
         shown = pods[1].snapshot()
@@ -273,8 +273,9 @@ def test_a_cancelled_request_gives_back_what_it_took(store: RedisStore) -> None:
                 granted = await limits.aadmit(request())
             except RateLimited:
                 continue
-            (state,) = read_list(told(granted.headers())["ratelimit"])
-            left = state.parameters["r"]
+            state = http_sfv.Item()
+            state.parse(dict(granted.headers())[b"ratelimit"])
+            left = state.params["r"]
             granted.cancel()
         assert left >= 3
 
@@ -325,7 +326,7 @@ def test_leased_limits_tell_what_they_are_and_not_what_is_left(new_store: Stores
         assert await admitted(limits, 100, request()) == 49
         error = await refusal(limits, request())
         assert error.own_limit
-        assert told(limits.refusal_headers(error))["ratelimit"].startswith('"address";r=0')
+        assert told(list(error.headers))["ratelimit"].startswith('"address";r=0')
 
     asyncio.run(scene())
 

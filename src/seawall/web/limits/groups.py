@@ -26,9 +26,9 @@ from seawall.wire.rate_fields import (
     POLICY_HEADER,
     STATE_HEADER,
     RatePolicy,
-    RateState,
     write_policies,
-    write_states,
+    write_state,
+    write_state_start,
 )
 
 if TYPE_CHECKING:
@@ -402,24 +402,19 @@ def policy_header(rates: Iterable[tuple[RequestLimit, Limit]]) -> Header | None:
     return (POLICY, write_policies(policies).encode("ascii")) if policies else None
 
 
-def field_name(name: str) -> bytes:
-    """Return a limit's name as the start of its state; the remaining count follows."""
-    return write_states([RateState(name, 0)]).removesuffix("0").encode("ascii")
-
-
 @lru_cache(maxsize=1000)
 def state_header(field: bytes, left: float, seconds: float) -> Header:
     """Return the state of a limit: what remains, and the seconds until there is more.
 
     It is cached: callers well within their limits get the same values repeatedly.
     """
-    return STATE, b"%b%d;t=%d" % (field, left, seconds)
+    return STATE, write_state(field, left, seconds)
 
 
 def refused_header(error: RateLimited, limits: Iterable[RequestLimit]) -> Header | None:
     """Return the state for a refused request: nothing remains of the limits that it exceeds."""
     after = error.retry_after
     # A rounding error of the clock is no reason to write 11 for 10 seconds.
-    time = b"" if after is None else b";t=%d" % ceil(after - ROUNDING)
+    reset = None if after is None else ceil(after - ROUNDING)
     over = [limit.field for limit in limits if limit.shown and limit.name in error.violated]
-    return (STATE, b", ".join(b"%b0%b" % (field, time) for field in over)) if over else None
+    return (STATE, b", ".join(write_state(field, 0, reset) for field in over)) if over else None

@@ -39,11 +39,11 @@ from seawall.web.limits.groups import (
     Header,
     LimitGroup,
     Part,
-    field_name,
     policy_header,
     refused_header,
 )
 from seawall.web.principals import Principal, name_for, plain_function, principal_of
+from seawall.wire.rate_fields import write_state_start
 
 if TYPE_CHECKING:
     from seawall.web.request import Incoming
@@ -115,7 +115,7 @@ class RequestLimit:
         )
         self.shown = self.by is not None and not self.soft
         """Whether the limit is reported to callers."""
-        self.field = field_name(self.name)
+        self.field = write_state_start(self.name)
 
     def __repr__(self) -> str:
         soft = ", soft=True" if self.soft else ""
@@ -283,10 +283,6 @@ class RequestLimits:
             if now >= self._alerted.get(name, float("-inf")) + ALERT_EVERY:
                 self._alerted[name] = now
                 emit(SoftLimitExceeded, self.name, limit=name)
-
-    def refusal_headers(self, error: BaseException) -> list[Header]:
-        """Return the limit headers of the response to a refused request, without `Retry-After`."""
-        return list(error.headers) if isinstance(error, RateLimited) else []
 
     def snapshot(self) -> dict[str, Any]:
         """Return the limits, how many requests exceeded each, and how many keys are counted."""
