@@ -109,11 +109,3 @@ def test_a_websocket_is_a_request_too():
 def test_the_key_of_the_request(headers: list[tuple[str, str]], key: str | None):
     """A valid key that is given once is the request's."""
     assert incoming(*headers).idempotency_key == key
-
-
-def test_parts_have_a_place_to_remember():
-    """What one part notes, the next finds; another request has its own."""
-    seen = incoming()
-    seen.state["limit"] = 1
-    assert seen.state == {"limit": 1}
-    assert incoming().state == {}

@@ -50,8 +50,8 @@ class Incoming:
     trusted address, never one that an untrusted caller sent.
     """
 
-    __slots__ = ("_client", "_deadline", "_state", "headers", "named", "scope", "trust")
-    # `_client` and `_state` are unset until they are first used.
+    __slots__ = ("_client", "_deadline", "headers", "named", "scope", "trust")
+    # `_client` is unset until it is first used.
 
     waited: float = 0.0
     """Seconds that the request has waited in the server's queue, where the edge can know."""
@@ -131,11 +131,6 @@ class Incoming:
         return path
 
     @property
-    def path_below_root(self) -> str:
-        """The path below the mount point or the server's root path."""
-        return path_below_root(self.scope)
-
-    @property
     def _dispatch(self) -> Dispatch | None:
         """Lookup of the route in the app's router; None if the app has no visible router."""
         return None
@@ -169,12 +164,3 @@ class Incoming:
         """
         lines = [value for name, value in self.headers if name == _KEY_HEADER]
         return read_key(lines[0].decode("latin-1")) if len(lines) == 1 else None
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Storage of the parts of the edge for this request."""
-        try:
-            return self._state
-        except AttributeError:
-            self._state: dict[str, Any] = {}
-            return self._state

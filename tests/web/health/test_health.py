@@ -182,8 +182,7 @@ def test_paths_follow_the_prefix_and_the_root():
 
     async def main() -> None:
         health = new_health(prefix="/internal")
-        assert health.handles("/internal/live")
-        assert not health.handles("/health/live")
+        assert list(health.paths) == ["/internal/live", "/internal/ready", "/internal/deep"]
         assert (await probe(health, "/api/internal/live", root_path="/api")).status == 200
         assert (await probe(health, "/internal/live", root_path="/internal")).status == 200
         assert (await probe(health, "/a/internal/live", root_path="/a/internal")).status == 200
@@ -200,15 +199,15 @@ class Unspeakable(Exception):
 
 
 def test_nothing_that_fails_in_telling_keeps_a_probe_waiting():
-    """An error that cannot be shown, and a clock that fails, are told as far as they can be."""
+    """An error that cannot be shown is told as far as it can be."""
 
     async def main() -> None:
-        health = Health(wall=lambda: 1 / 0)
+        health = Health()
         health.add("odd", ScriptedService(fail(Unspeakable({}), times=9)).acall, ttl=0.0)
         for _ in range(2):
             answer = await probe(health, "/health/deep")
         told = answer.document["checks"]["odd:responseTime"][0]
-        assert (told["output"], told["time"][:4]) == ("Unspeakable", "1970")
+        assert told["output"] == "Unspeakable"
         assert health.snapshot()["checks"]["odd"]["runs"] == 2
         assert health.snapshot()["checks"]["odd"]["output"] == "Unspeakable"
 

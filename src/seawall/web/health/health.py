@@ -60,7 +60,7 @@ added repeatedly."""
 class Health:
     """A service's health: `/health/live`, `/health/ready` and `/health/deep`, and their checks.
 
-    A pure ASGI app: the edge calls `handles(path)` first; it can also be mounted or served alone.
+    A pure ASGI app: the edge calls it for its `paths`; it can also be mounted or served alone.
     """
 
     def __init__(
@@ -223,10 +223,6 @@ class Health:
 
     # Probes
 
-    def handles(self, path: str) -> bool:
-        """Return whether this path (without the app's root path) is a health endpoint."""
-        return path in self.paths
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a probe, as an ASGI app."""
         if scope["type"] != "http":
@@ -315,10 +311,7 @@ def _result_of(watch: Watch) -> tuple[str, list[dict[str, Any]]]:
 def _rfc3339(wall: float) -> str:
     from datetime import UTC, datetime
 
-    try:
-        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):
-        return "1970-01-01T00:00:00.000+00:00"
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
 
 
 def _wall() -> float:

@@ -178,7 +178,7 @@ class Watch:
         before = self.damping.state
         state = self.damping.settle(finding.state)
         self.result = CheckResult(
-            state, finding.output, cause, finding.value, finding.unit, seconds, self._time_of_day()
+            state, finding.output, cause, finding.value, finding.unit, seconds, self.wall()
         )
         self._fresh_until = self.clock.now() + self.ttl
         if state != (before or "healthy"):
@@ -186,15 +186,6 @@ class Watch:
                 HealthChanged, self.service, check=self.name, before=before or "unknown",
                 after=state, output=cause,
             )  # fmt: skip
-
-    def _time_of_day(self) -> float:
-        try:
-            return float(self.wall())
-        except Exception:
-            import logging
-
-            logging.getLogger("seawall").exception("health: wall() fails: the time is left out")
-            return 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Return the known results of the check."""
