@@ -207,10 +207,8 @@ class Told:
         class Template:
             path = route
 
-        problem = problem_of(error)
-        assert problem is not None
         incoming = Incoming(http_scope("/", method=method, route=Template()), Trust())
-        self.log.note(incoming, problem, error)
+        assert self.log.answer(incoming, error) is not None
 
 
 def test_an_outage_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:

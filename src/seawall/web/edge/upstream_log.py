@@ -16,7 +16,6 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
 from seawall._failures import cause_in, described, reason_of, said_by
@@ -25,7 +24,6 @@ from seawall.errors import RateLimited, SeawallError
 from seawall.web.asgi_types import Headers
 from seawall.web.problems import UPSTREAM, Problem, problem_of
 from seawall.web.request import Incoming
-from seawall.web.trust import Trust
 
 PAUSE: Final = 1.0
 """Seconds between two lines of the same route and kind."""
@@ -49,14 +47,7 @@ class UpstreamLog:
 
     def answer(self, incoming: Incoming, error: BaseException) -> tuple[Problem, Headers] | None:
         """Return the response to `error` and its further headers; None if it has to be raised."""
-        problem = problem_of(error)
-        if problem is None:
-            return None
-        if isinstance(error, RateLimited):
-            return problem, list(error.headers)
-        if not isinstance(error, SeawallError):
-            self.note(incoming, problem, error)
-        return problem, []
+        return self._answer(error, incoming.method, lambda: _route_of(incoming))
 
     def answer_in(
         self, error: BaseException, method: str, route: str | None
@@ -65,18 +56,26 @@ class UpstreamLog:
 
         `route` is the template of the request's route, as the framework writes it.
         """
-        scope = {
-            "type": "http", "method": method, "path": "", "headers": [],
-            "route": SimpleNamespace(path=route),
-        }  # fmt: skip
-        answered = self.answer(Incoming(scope, Trust()), error)
+        answered = self._answer(error, method, lambda: route)
         if answered is None:
             return None
         problem, more = answered
         headers = {name.decode(): value.decode() for name, value in more}
         return problem, problem.headers() | headers
 
-    def note(self, incoming: Incoming, problem: Problem, error: BaseException) -> None:
+    def _answer(
+        self, error: BaseException, method: str, route: Callable[[], str | None]
+    ) -> tuple[Problem, Headers] | None:
+        problem = problem_of(error)
+        if problem is None:
+            return None
+        if isinstance(error, RateLimited):
+            return problem, list(error.headers)
+        if not isinstance(error, SeawallError):
+            self._log(problem, error, method, printable(route() or "(no route)", _LONGEST))
+        return problem, []
+
+    def _log(self, problem: Problem, error: BaseException, method: str, route: str) -> None:
         """Log `error`, which was answered with `problem`; skip refusals by Seawall."""
         if problem.extensions.get("reason") != UPSTREAM:
             return  # an SDK has wrapped a refusal
@@ -85,7 +84,6 @@ class UpstreamLog:
         log = logging.getLogger("seawall")
         if not log.isEnabledFor(logging.WARNING):
             return
-        route = _route_of(incoming)
         key = (route, reason_of(error))
         if key not in self._paces and len(self._paces) >= MOST:
             key = _OTHERS
@@ -99,7 +97,7 @@ class UpstreamLog:
         log.warning(
             "edge %r: %s %s is answered with %d, as an upstream failed: %s%s",
             self._edge,
-            printable(incoming.method, _LONGEST_METHOD),
+            printable(method, _LONGEST_METHOD),
             route,
             problem.status,
             _description_of(error),
@@ -108,16 +106,14 @@ class UpstreamLog:
         )
 
 
-def _route_of(incoming: Incoming) -> str:
-    """Return the template of the route; without one, the name of the endpoint."""
-    template = incoming.route
-    if template is None:  # as in Starlette's own routes
-        endpoint = incoming.scope.get("endpoint")
-        if endpoint is None:
-            return "(no route)"
-        name = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
-        template = f"{getattr(endpoint, '__module__', '?')}.{name}"
-    return printable(template, _LONGEST)
+def _route_of(incoming: Incoming) -> str | None:
+    """Return the template of the route; without one, the name of the endpoint, if there is one."""
+    template, endpoint = incoming.route, incoming.scope.get("endpoint")
+    if template is not None or endpoint is None:
+        return template
+    # As in Starlette's own routes.
+    name = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+    return f"{getattr(endpoint, '__module__', '?')}.{name}"
 
 
 def _description_of(error: BaseException) -> str:
