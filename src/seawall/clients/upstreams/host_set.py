@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.clients.upstreams.hosts import HostGate, Seat, UpstreamHost, gates_of
+from seawall.clients.upstreams.hosts import HostGate, UpstreamHost, gates_of
 from seawall.errors import CircuitOpen
 from seawall.events import Event, HostEjected, HostRestored
 from seawall.events.bus import emit
@@ -76,7 +76,7 @@ class HostSet:
                     "breaker: one for all hosts would stop them all; write"
                     " breaker=lambda host: Breaker(...), or Breaker(key=lambda host: host, ...)"
                 )
-            self._keyed = gates_of(breaker, Seat(name, clock, rng))
+            self._keyed = gates_of(breaker, name, clock, rng)
         self._panic = panic
         self._usable: tuple[UpstreamHost, ...] = ()
         self._loads: tuple[Load, ...] = ()
@@ -113,7 +113,8 @@ class HostSet:
         made = breaker(url)
         if not isinstance(made, Breaker):
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
-        return HostGate(made, gates_of(made, Seat(f"{self.name} {url}", self.clock, self.rng)), url)
+        layers = gates_of(made, f"{self.name} {url}", self.clock, self.rng)
+        return HostGate(made, layers, url)
 
     def take(self, tried: set[str] | None, refused: Collection[UpstreamHost]) -> Sent | None:
         """Choose a host and count a request in; return None if all remaining hosts `refused`.

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from seawall.errors import Rejected
+from seawall.guard import Guard
 from seawall.models.balance import Load
 from seawall.models.outliers import Checked, HostRecord, Outliers
-from seawall.models.pressure import Pressure
 from seawall.policies.breaker import Breaker
-from seawall.runtime.policy import GateBound, bind
-from seawall.runtime.stats import Stats
+from seawall.runtime.policy import GateBound
 
 if TYPE_CHECKING:
     from random import Random
 
     from seawall.clock import Clock
-    from seawall.runtime.call import Call
 
 PORTS: Final = {"http": 80, "https": 443}
 TEXT: Final = re.compile(r"[!-~]{1,2048}")
@@ -131,28 +129,6 @@ class UpstreamHost:
         return f"<Host {self.url!r}: {self.load!r}>"
 
 
-class Seat:
-    """Host of a breaker in a set, in place of a guard."""
-
-    idempotent = True
-    keeps_statistics = False
-    max_wait: float | None = None
-
-    def __init__(self, name: str, clock: Clock, rng: Random) -> None:
-        self.name = name
-        self.clock = clock
-        self.rng = rng
-        self.stats = Stats(clock.now())
-
-    def pressure_on(self, call: Call) -> Pressure:
-        """Return an empty pressure: no policy here adapts to it."""
-        return Pressure()
-
-    def pressure_inside(self) -> Pressure:
-        """Return an empty pressure: no call is ever inside."""
-        return Pressure()
-
-
 class HostGate:
     """The breaker of one host; a keyed breaker gets the host's URL as its key argument."""
 
@@ -170,12 +146,12 @@ class HostGate:
         return "closed" if model is None else model.state.value
 
 
-def gates_of(breaker: Breaker, seat: Seat) -> dict[Any, Any]:
-    """Bind `breaker` to a set; return its gates for sync and async calls."""
-    bound = bind(breaker, seat)
-    assert isinstance(bound, GateBound)  # noqa: S101 - a breaker is a gate
+def gates_of(breaker: Breaker, name: str, clock: Clock, rng: Random) -> dict[Any, Any]:
+    """Bind `breaker` to a guard called `name`; return its gates for sync and async calls."""
+    guard = Guard._unregistered(name, (breaker,), clock=clock, rng=rng)
+    bound: Any = guard.bounds[0]
     # Another host is used instead, so this does not count as a refusal of the call.
-    bound.refuse = lambda error: _decline(bound, error)  # type: ignore[method-assign]
+    bound.refuse = lambda error: _decline(bound, error)
     return {kind: bound.layer(kind) for kind in ("sync", "async")}
 
 
