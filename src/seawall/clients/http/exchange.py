@@ -15,11 +15,11 @@ without arguments, and receive their results or exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from operator import call
 from threading import Lock
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from seawall.clients.http.headers import headers_for
 from seawall.clients.http.library import a_moment, as_library_error
@@ -34,14 +34,11 @@ from seawall.context import (
     reset,
 )
 from seawall.errors import Rejected, SeawallError, TimedOut, add_note
-from seawall.runtime.driver import adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive
 from seawall.wire.idempotency import IDEMPOTENCY_HEADER
 
 __all__ = ["BadStatus", "Carrier", "Terms", "aexchange", "exchange"]
 
-T = TypeVar("T")
-Step = Callable[[], Any]
-Steps = Generator[Step, Any, T]
 
 _SLACK: Final = 0.005
 """Inaccuracy of event loop timers, in seconds."""

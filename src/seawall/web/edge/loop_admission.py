@@ -52,6 +52,7 @@ from seawall.context import current_criticality
 from seawall.errors import DeadlineExceeded, Overloaded
 from seawall.events import OverloadChanged
 from seawall.events.bus import emit
+from seawall.models.shedding.codel import QueueState
 from seawall.runtime.layers import Host, Wait
 from seawall.runtime.policy import GateBound, GatePolicy, Mode
 from seawall.runtime.slots import AnonymousSlots, Refusal, SlotWaiter, live_slots
@@ -144,13 +145,12 @@ class LoopAdmission(GatePolicy):
 
     def _update(self, changes: dict[str, Any]) -> None:
         names = ("slice", "target", "cheap", "patience", "mode")
-        self._reject_unknown(changes, names)
-        fresh = LoopAdmission(**{name: changes.get(name, getattr(self, name)) for name in names})
+        fresh = self._changed(changes, **{name: getattr(self, name) for name in names})
         for name in names:
             setattr(self, name, getattr(fresh, name))
 
 
-class LoopAdmissionGate(GateBound):
+class LoopAdmissionGate(GateBound, QueueState):
     """Gate of one edge's turns. Its slots are not held: each is a right to start in one turn."""
 
     policy: LoopAdmission
@@ -391,19 +391,9 @@ class LoopAdmissionGate(GateBound):
         """Return whether to serve the newest request first: during overload only."""
         return self.strict
 
-    def refuses(self, waiting: int, sojourn: float, now: float) -> bool:
-        """Return False: `refuse_if_full` refuses."""
-        return False
-
-    def sheds(self, sojourn: float, now: float) -> bool:
+    def sheds(self, sojourn: float, now: float, oldest: float = 0.0) -> bool:
         """Return False: the start of each turn sheds."""
         return False
-
-    def serves(self, now: float) -> None:
-        """Ignore this: turns are counted instead."""
-
-    def emptied(self, now: float) -> None:
-        """Ignore this."""
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return busy share, load, cost of a request, overload and number of waiting requests."""

@@ -69,8 +69,7 @@ class QueueAdmission(GatePolicy):
 
     def _update(self, changes: dict[str, Any]) -> None:
         names = ("target", "patience", "mode")
-        self._reject_unknown(changes, names)
-        fresh = QueueAdmission(**{name: changes.get(name, getattr(self, name)) for name in names})
+        fresh = self._changed(changes, **{name: getattr(self, name) for name in names})
         for name in names:
             setattr(self, name, getattr(fresh, name))
 
