@@ -531,7 +531,7 @@ def changes_need_a_row(case: tuple[list[Any], int, int]) -> None:
     history: list[Any] = []
     for state in seen:
         before = damping.state
-        after = damping.settle(state)
+        after = damping.update(state)
         history.append(state)
         if before is None:
             assert after == state
@@ -561,7 +561,7 @@ def test_without_damping_one_result_would_do(monkeypatch: pytest.MonkeyPatch):
         self.state = seen
         return seen
 
-    monkeypatch.setattr(Damping, "settle", believes)
+    monkeypatch.setattr(Damping, "update", believes)
     assert falsified(changes_need_a_row, SEEN)
 
 
@@ -623,12 +623,12 @@ def test_probes_cannot_become_load(case: Any):
 def test_without_sharing_probes_would_be_load(monkeypatch: pytest.MonkeyPatch):
     """The property fails if a probe does not join the run that is under way."""
 
-    def ask(self: Any) -> Any:
+    def refresh(self: Any) -> Any:
         self.run_count += 1
         self._run = _health_watch._Run(self, asyncio.get_running_loop(), self.clock.now())
-        return self._run.answer
+        return self._run.future
 
-    monkeypatch.setattr(_health_watch.Watch, "ask", ask)
+    monkeypatch.setattr(_health_watch.Watch, "refresh", refresh)
     assert falsified(probes_are_no_load, PROBES)
 
 

@@ -179,18 +179,18 @@ class Health:
     async def state_of(self, level: Level) -> State:
         """Return the state of the service at this level, from fresh results."""
         check.choice("level", level, LEVELS)
-        watches = self._of(level)
-        asked = [watch.ask() for watch in watches]
-        waited = [future for future in asked if future is not None]
-        if waited:
-            await wait(waited)  # does not cancel them if this task is cancelled
-        return self._judge(level, watches)
+        watches = self._watches_of(level)
+        refreshed = [watch.refresh() for watch in watches]
+        running = [future for future in refreshed if future is not None]
+        if running:
+            await wait(running)  # does not cancel them if this task is cancelled
+        return self._worst_state(level, watches)
 
-    def _of(self, level: Level) -> list[Watch]:
+    def _watches_of(self, level: Level) -> list[Watch]:
         rank = LEVELS.index(level)
         return [watch for watch in self._watches.values() if LEVELS.index(watch.level) <= rank]
 
-    def _judge(self, level: Level, watches: list[Watch]) -> State:
+    def _worst_state(self, level: Level, watches: list[Watch]) -> State:
         """Return the worst known state, and emit an event if it has changed."""
         states = [watch.state or "unhealthy" for watch in watches]
         if level != "live" and self._phase():
@@ -209,7 +209,7 @@ class Health:
         """Return the lifecycle phase that keeps the service from being ready, or ""."""
         if self.lifecycle is None:
             return ""
-        self.lifecycle.notice()
+        self.lifecycle.start_if_needed()
         return "" if self.lifecycle.state == "ready" else self.lifecycle.state
 
     def snapshot(self) -> dict[str, Any]:
@@ -244,11 +244,11 @@ class Health:
         members: dict[str, Any] = {"status": STATUSES[state]}
         if level != "live" and self._phase():  # not ready, even if all checks pass
             members["output"] = self._phase()
-        if self._shows(level, scope):
+        if self._shows_details(level, scope):
             members["serviceId"] = self.name
             if self.version is not None:
                 members["version"] = self.version
-            members["checks"] = dict(map(_result_of, self._of(level)))
+            members["checks"] = dict(map(_result_of, self._watches_of(level)))
         body = dumps(members, separators=(",", ":")).encode()
         return _answer(503 if state == "unhealthy" else 200, body, method)
 
@@ -258,7 +258,7 @@ class Health:
         mounted = self._prefix + below if self._prefix and root.endswith(self._prefix) else below
         return self.paths.get(scope["path"]) or self.paths.get(below) or self.paths.get(mounted)
 
-    def _shows(self, level: Level, scope: Mapping[str, Any]) -> bool:
+    def _shows_details(self, level: Level, scope: Mapping[str, Any]) -> bool:
         details = self._details
         if callable(details):
             try:

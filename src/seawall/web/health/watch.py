@@ -97,21 +97,21 @@ class Damping:
     def __init__(self, failures: int, successes: int) -> None:
         self._failures = check.count("failures", failures)
         self._successes = check.count("successes", successes)
-        self._row = 0
-        self._worse = False
+        self._in_a_row = 0
+        self._is_worsening = False
         self.state: State | None = None
 
-    def settle(self, seen: State) -> State:
+    def update(self, seen: State) -> State:
         """Return the state after the result `seen`."""
         if self.state is None or seen == self.state:
-            self._row = 0
+            self._in_a_row = 0
             self.state = seen
             return seen
         worse = RANKS[seen] > RANKS[self.state]
-        self._row = self._row + 1 if worse is self._worse else 1
-        self._worse = worse
-        if self._row >= (self._failures if worse else self._successes):
-            self._row = 0
+        self._in_a_row = self._in_a_row + 1 if worse is self._is_worsening else 1
+        self._is_worsening = worse
+        if self._in_a_row >= (self._failures if worse else self._successes):
+            self._in_a_row = 0
             self.state = seen
         return self.state
 
@@ -150,7 +150,7 @@ class Watch:
             return None
         return "degraded" if result.state == "unhealthy" and not self.critical else result.state
 
-    def ask(self) -> Future[None] | None:
+    def refresh(self) -> Future[None] | None:
         """Return None if the result is fresh, else a future that is done when it is.
 
         All callers share the future: wait for it in a way that does not cancel it.
@@ -165,18 +165,18 @@ class Watch:
                 self._runs.pop(ended, None)
             self.run_count += 1
             run = self._runs[loop] = _Run(self, loop, now)
-            return run.answer
-        if not run.answer.done():
-            return run.answer
+            return run.future
+        if not run.future.done():
+            return run.future
         # The check neither ended nor could be cancelled: report that once per `ttl`.
         seconds = now - run.began
         finding = Unhealthy(f"it has been running for {seconds:.1f} s and does not stop")
-        self._note(finding, finding.output, seconds)
+        self._record(finding, finding.output, seconds)
         return None
 
-    def _note(self, finding: CheckFinding, cause: str, seconds: float) -> None:
+    def _record(self, finding: CheckFinding, cause: str, seconds: float) -> None:
         before = self.damping.state
-        state = self.damping.settle(finding.state)
+        state = self.damping.update(finding.state)
         self.result = CheckResult(
             state, finding.output, cause, finding.value, finding.unit, seconds, self.wall()
         )
@@ -209,48 +209,48 @@ class _Run:
         self._watch = watch
         self.loop = loop
         self.began = now
-        self.answer: Future[None] = loop.create_future()
-        doing = watch.call
-        context = doing.context.copy()
-        self._task: Task[Any] = loop.create_task(doing(), context=context)
-        self._task.add_done_callback(self._ended, context=context)
-        self._timer: TimerHandle = loop.call_later(watch.timeout, self._late, context=context)
+        self.future: Future[None] = loop.create_future()
+        call = watch.call
+        context = call.context.copy()
+        self._task: Task[Any] = loop.create_task(call(), context=context)
+        self._task.add_done_callback(self._on_end, context=context)
+        self._timer: TimerHandle = loop.call_later(watch.timeout, self._time_out, context=context)
 
-    def _late(self) -> None:
+    def _time_out(self) -> None:
         seconds = self._watch.timeout
         finding = Unhealthy(f"no answer within {seconds:g} s")
         try:
-            self._settle(finding, finding.output)
+            self._finish(finding, finding.output)
         finally:
             self._task.cancel()
 
-    def _ended(self, task: Task[Any]) -> None:
+    def _on_end(self, task: Task[Any]) -> None:
         self._timer.cancel()
         error = None if task.cancelled() else task.exception()
         try:
-            if self.answer.done():
+            if self.future.done():
                 return
             if task.cancelled():  # by the check itself, or because the loop ends
-                self._settle(Unhealthy("it was cancelled"), "it was cancelled")
+                self._finish(Unhealthy("it was cancelled"), "it was cancelled")
             elif error is None:
-                finding = _found(task.result())
-                self._settle(finding, finding.output)
+                finding = _finding_of(task.result())
+                self._finish(finding, finding.output)
             elif isinstance(error, BulkheadFull) and not self._watch.call.hung:
-                self.answer.set_result(None)  # another loop is running the check: its result counts
+                self.future.set_result(None)  # another loop is running the check: its result counts
             else:
-                self._settle(*_found_by(error, hung=bool(self._watch.call.hung)))
+                self._finish(*_finding_of_error(error, hung=bool(self._watch.call.hung)))
         finally:
             self._watch._runs.pop(self.loop, None)
 
-    def _settle(self, finding: CheckFinding, cause: str) -> None:
+    def _finish(self, finding: CheckFinding, cause: str) -> None:
         watch = self._watch
         try:
-            watch._note(finding, cause, watch.clock.now() - self.began)
+            watch._record(finding, cause, watch.clock.now() - self.began)
         finally:  # in any case, so that no caller waits forever
-            self.answer.set_result(None)
+            self.future.set_result(None)
 
 
-def _found(value: object) -> CheckFinding:
+def _finding_of(value: object) -> CheckFinding:
     """Return the finding for a check's return value."""
     if isinstance(value, CheckFinding):
         return value
@@ -263,7 +263,7 @@ def _found(value: object) -> CheckFinding:
     return Unhealthy(f"it returned {type(value).__name__}: return None, text or a finding")
 
 
-def _found_by(error: BaseException, *, hung: bool) -> tuple[CheckFinding, str]:
+def _finding_of_error(error: BaseException, *, hung: bool) -> tuple[CheckFinding, str]:
     """Return the finding for a check's exception: its type only; its text may hold a password."""
     if hung and isinstance(error, BulkheadFull):
         finding = Unhealthy("its last run still hangs in a thread")
