@@ -90,7 +90,7 @@ def test_streams_end_when_the_service_drains():
 
     async def main() -> None:
         lifecycle = Lifecycle(name="orders", drain_timeout=20.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         app = Shown()
         viewer = Viewer(app)
         await let_pass(1.5)

@@ -560,7 +560,7 @@ UNCHECKED_BY_WEB = frozenset(
         *_given_by_seawall("Incoming", "scope", "trust"),
         *_given_by_seawall("Incoming.header", "name"),
         *_given_by_seawall("Incoming.replace_headers", "headers"),
-        *_given_by_seawall("Lifecycle.answering", "scope", "send"),
+        *_given_by_seawall("Lifecycle.closing_send", "scope", "send"),
         *_given_by_seawall("Lifecycle.lifespan", "app", "scope", "receive", "send"),
         *_given_by_seawall(
             "Problem", "status", "title", "detail", "type", "retry_after", "extensions"

@@ -46,12 +46,12 @@ from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.edge import default_edge
 from seawall.web.edge.inbound import Classify
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.passage import Passage
+from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.upstream_log import UpstreamLog
-from seawall.web.edge.websockets import SocketAnswer
+from seawall.web.edge.websockets import WebsocketResponse
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.limits import LimitGrant, RequestLimit, RequestLimits
 from seawall.web.openapi import describing
 from seawall.web.problems import FAILURE, ClientGone, failure_in, send_problem
 from seawall.web.request import INCOMING, Incoming
@@ -121,7 +121,7 @@ def limited(*limits: RequestLimit, **options: Any) -> Callable[..., Awaitable[No
 
     async def limited(connection: HTTPConnection, response: Response) -> None:
         incoming = _incoming_of(connection)
-        granted = await own.aadmit(incoming) if own.waits else own.admit(incoming)
+        granted = await own.aadmit(incoming) if own.uses_store else own.admit(incoming)
         _report_limits(connection, response, granted)
 
     return limited
@@ -187,7 +187,7 @@ def _around(app: Any, *, edge: Edge, owner: Starlette) -> Edge:
     for inner in _mounted_in(owner.routes):
         known = {getattr(middleware, "cls", None) for middleware in inner.user_middleware}
         if inner.middleware_stack is None and known.isdisjoint({_around, MountedErrors}):
-            inner.add_middleware(MountedErrors, upstreams=edge._upstreams)
+            inner.add_middleware(MountedErrors, upstreams=edge._upstream_log)
     return edge
 
 
@@ -200,7 +200,7 @@ class MountedErrors:
     def __init__(self, app: App, *, upstreams: UpstreamLog) -> None:
         """Wrap `app`, inside the middleware that makes responses; `upstreams` is the edge's log."""
         self.app = app
-        self._upstreams = upstreams
+        self._upstream_log = upstreams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, and answer the exception that it raises with a problem."""
@@ -216,10 +216,10 @@ class MountedErrors:
         except Exception as error:
             if started or scope["type"] not in ("http", "websocket"):
                 raise
-            answer = self._upstreams.answer(Incoming(scope, Trust()), error)
+            answer = self._upstream_log.answer(Incoming(scope, Trust()), error)
             if answer is None:
                 raise
-            to = send if scope["type"] == "http" else SocketAnswer(scope, send)
+            to = send if scope["type"] == "http" else WebsocketResponse(scope, send)
             await send_problem(to, *answer, method=scope.get("method"))
 
 
@@ -252,12 +252,12 @@ def _incoming_of(connection: HTTPConnection) -> Incoming:
     return Incoming(connection.scope, Trust() if known is None else known.trust)
 
 
-def _report_limits(connection: HTTPConnection, response: Response, granted: Granted) -> None:
+def _report_limits(connection: HTTPConnection, response: Response, granted: LimitGrant) -> None:
     """Add the headers of a route's limits to any response that the route returns or raises."""
-    passage = connection.scope.get(INCOMING)
+    request = connection.scope.get(INCOMING)
     # Without an edge, FastAPI merges the headers of this response into its own.
-    if not isinstance(passage, Passage):
+    if not isinstance(request, AsgiRequest):
         for name, value in granted.headers():
             response.headers.append(name.decode(), value.decode())
         return
-    passage.add_headers(granted.headers)
+    request.add_headers(granted.headers)

@@ -27,16 +27,16 @@ from seawall.policies.adaptive_limit import AdaptiveLimit
 from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.web.edge.core import DEFAULT
-from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.edge_request import EdgeRequest
 from seawall.web.edge.inbound import Classify
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
-from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.limits import LimitGrant, RequestLimit, RequestLimits
 from seawall.web.problems import FAILURE, ClientGone, failure_in
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.web.wsgi import Edge, QueueAdmission
-from seawall.web.wsgi.exchange import incoming_of, text_headers
+from seawall.web.wsgi.wsgi_request import incoming_of, text_headers
 
 __all__ = ["guarded", "limited", "protect"]
 
@@ -76,7 +76,7 @@ def protect(
 
     def answer(error: Exception) -> Any:
         """Answer an exception of Seawall or of an upstream; None if it is neither."""
-        answered = edge._upstreams.answer(_incoming(), error)
+        answered = edge._upstream_log.answer(_incoming(), error)
         if answered is None:
             return None
         problem, more = answered
@@ -182,10 +182,10 @@ def _incoming() -> Incoming:
     return incoming
 
 
-def _report_limits(granted: Granted) -> None:
+def _report_limits(granted: LimitGrant) -> None:
     """Add the headers of a view's limits to any response that the view returns or raises."""
     held = request.environ.get(INCOMING)
-    if isinstance(held, HeldRequest):
+    if isinstance(held, EdgeRequest):
         held.add_headers(granted.headers)
         return
 

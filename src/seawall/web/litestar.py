@@ -40,7 +40,7 @@ def protect(app: Litestar, **parts: Unpack[EdgeParts]) -> Edge:
 
     def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         route = request.scope.get("path_template")
-        answered = edge._upstreams.answer_in(error, str(request.method), route)
+        answered = edge._upstream_log.answer_in(error, str(request.method), route)
         if answered is None:
             if app.debug and not isinstance(error, HTTPException):
                 return create_debug_response(request, error)

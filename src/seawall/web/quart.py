@@ -42,7 +42,7 @@ def protect(app: Quart, **parts: Unpack[EdgeParts]) -> Edge:
             return error
         asked = request if has_request_context() else websocket
         rule = asked.url_rule
-        answered = edge._upstreams.answer_in(error, asked.method, rule and rule.rule)
+        answered = edge._upstream_log.answer_in(error, asked.method, rule and rule.rule)
         if answered is None:
             raise error
         problem, headers = answered

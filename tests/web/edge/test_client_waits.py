@@ -810,15 +810,15 @@ def test_all_places_come_back_whatever_happens(stories: list[Story]) -> None:
 def test_without_the_note_of_what_was_left_a_place_comes_back_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That a passage does not hold any more what was left is what the property needs."""
-    leave = ClientWaits._leave
+    """That a request does not hold any more what was left is what the property needs."""
+    leave = ClientWaits._release
 
     def forgetful(waits: Any) -> None:
-        held = waits._passage.gates
+        held = waits._request.gates
         leave(waits)
-        waits._passage.gates = held
+        waits._request.gates = held
 
-    monkeypatch.setattr(ClientWaits, "_leave", forgetful)
+    monkeypatch.setattr(ClientWaits, "_release", forgetful)
     assert falsified(check_stories, st.lists(STORIES, min_size=1, max_size=3))
 
 

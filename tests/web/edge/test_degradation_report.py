@@ -13,7 +13,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from seawall import Fallback, Guard, static
 from seawall.events import CallDegraded
 from seawall.web import Edge
-from seawall.web.edge.held_request import write_degraded
+from seawall.web.edge.edge_request import write_degraded
 from seawall.web.fastapi import protect
 from tests.web.support import Answer, ask, text_app
 

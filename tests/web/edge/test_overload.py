@@ -498,7 +498,7 @@ def test_a_refusal_says_why_and_when() -> None:
         edge = Edge(lambda *_: None, name="told", loop_admission=LoopAdmission())  # type: ignore[arg-type,return-value]
         gate: Any = edge.guard.bounds[0]
         with pytest.raises(Overloaded, match="more to do than it gets done") as caught:
-            gate.turned_away("shed")
+            gate.refuse_request("shed")
         assert caught.value.reason == "shed_by_loop_admission"
         assert caught.value.policy == "loop_admission"
         assert gate.snapshot(0.0)["rejected"] == 1
@@ -566,10 +566,10 @@ def test_a_loop_that_ends_in_the_middle_of_a_turn_locks_nobody_out() -> None:
         return (await ask(edge)).status
 
     assert run_virtual(main()) == 200
-    gate._turning = gate._dispatching = True
+    gate._in_turn = gate._turn_scheduled = True
     gate.unwatched = float("-inf")
     assert run_virtual(main()) == 200
-    assert not gate._dispatching
+    assert not gate._turn_scheduled
     edge.close()
 
 

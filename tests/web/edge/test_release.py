@@ -23,7 +23,7 @@ from seawall.clock import current_clock
 from seawall.runtime.layers import Outcome
 from seawall.runtime.slots import live_slots
 from seawall.testing import run_virtual
-from seawall.web.edge import Edge, passage
+from seawall.web.edge import Edge, asgi_request
 from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
 from tests.support import falsified, let_pass, new_guard
@@ -146,19 +146,19 @@ def test_what_was_entered_is_left_exactly_once(stories: list[Story]) -> None:
 def test_without_the_note_that_it_left_a_slot_comes_back_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That a passage knows that it has left is what the property needs."""
+    """That a request knows that it has left is what the property needs."""
 
-    class Forgetful(passage.Passage):
+    class Forgetful(asgi_request.AsgiRequest):
         __slots__ = ()
-        left = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
+        has_left = property(lambda _: False, lambda _, __: None)  # type: ignore[assignment]
 
-    monkeypatch.setattr("seawall.web.edge.edge.Passage", Forgetful)
+    monkeypatch.setattr("seawall.web.edge.edge.AsgiRequest", Forgetful)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 
 def test_without_the_end_a_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the end of the app is looked at is what the property needs."""
-    monkeypatch.setattr(passage.Passage, "end", lambda _, __: None)
+    monkeypatch.setattr(asgi_request.AsgiRequest, "end", lambda _, __: None)
     assert falsified(check_released, st.lists(STORIES, min_size=1, max_size=3))
 
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from seawall import Bulkhead, TimedOut
 from seawall.testing import run_virtual
 from seawall.web import Edge, Inbound, fastapi, litestar, quart
-from seawall.web.edge import passage, running_handlers
+from seawall.web.edge import asgi_request, running_handlers
 from seawall.web.request import INCOMING
 from tests.support import let_pass
 from tests.web.edge.test_client_waits import STALL, Client
@@ -464,7 +464,7 @@ def test_without_a_look_at_threads_a_place_is_free_while_its_thread_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The test above fails if such apps are cancelled like any other."""
-    monkeypatch.setattr(passage, "thread_of", lambda _task: None)
+    monkeypatch.setattr(asgi_request, "thread_of", lambda _task: None)
     with pytest.raises(AssertionError):
         test_a_handler_in_a_thread_holds_its_place_until_the_thread_ends(starlette_app)
 

@@ -268,7 +268,7 @@ class World:
         live_slots.discard(self.places.slots)
         assert self.lifecycle.in_flight == self.places.in_flight == 0
         assert len(self.places.slots.free) == 4
-        assert not self.edge._timers.known[1].pending
+        assert not self.edge._timers.last_used[1].pending
         assert self.taken == len(self.reached)
 
     @property
@@ -314,13 +314,13 @@ def _nothing(*_args: Any) -> list[Any]:
 
 
 ABLATIONS: dict[str, str] = {
-    "context is cleared": "seawall.web.edge.inbound._start_clean",
-    "limits are given back": "seawall.web.limits.Granted.cancel",
+    "context is cleared": "seawall.web.edge.inbound._clear_context",
+    "limits are given back": "seawall.web.limits.LimitGrant.cancel",
     "context is restored": "seawall.web.edge.inbound.reset",
     "lifecycle is told": "seawall.web.lifecycle.lifecycle.Lifecycle.end",
     "deadline is ended": "seawall.web.edge.inbound.Inbound.undo",
-    "time is stopped": "seawall.web.edge.passage.Passage._stop_time",
-    "gates are left": "seawall.web.edge.passage.Passage.end",
+    "time is stopped": "seawall.web.edge.asgi_request.AsgiRequest._stop_timer",
+    "gates are left": "seawall.web.edge.asgi_request.AsgiRequest.end",
 }
 
 
@@ -641,8 +641,8 @@ def test_one_loop_after_the_other(real_edge: Edge) -> None:
     """In each of them the right tasks are cut off."""
     for _ in range(3):
         assert asyncio.run(_statuses(real_edge)) == [504, 504, 504]
-    (lane,) = real_edge._timers._lanes.values()  # those of loops that are closed are forgotten
-    assert not lane.pending
+    (queue,) = real_edge._timers._queues.values()  # those of loops that are closed are forgotten
+    assert not queue.pending
 
 
 def test_two_loops_in_two_threads(real_edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -752,7 +752,7 @@ def test_a_loop_that_is_found_meanwhile_is_not_mixed_up(monkeypatch: pytest.Monk
     interrupted: set[str] = set()
 
     async def find() -> None:
-        lane, task = edge._timers.find()
+        lane, task = edge._timers.find_queue()
         loops.append((lane.loop, task.get_loop()))
 
     def interrupting(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -199,7 +199,7 @@ def test_websockets_are_bounded_unless_told_otherwise() -> None:
     edge = protect(FastAPI(), name="bounded sockets")
     assert edge._websockets is not None
     assert edge._share is not None
-    assert (edge._websockets.policy.limit, edge._share.most) == (2000, 1000)
+    assert (edge._websockets.policy.limit, edge._address_share.limit) == (2000, 1000)
     own = protect(FastAPI(), name="own sockets", websockets=Bulkhead(10))
     assert own._share is None
     none = protect(FastAPI(), name="unbounded sockets", websockets=None)

@@ -194,7 +194,7 @@ def test_a_warm_up_that_was_lost_with_its_loop_is_begun_again():
         await let_pass(1.0)
 
     async def probe(seconds: float) -> str:
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         await let_pass(seconds)
         return lifecycle.state
 
@@ -213,7 +213,7 @@ def test_a_step_whose_error_cannot_be_shown_is_tried_again():
     async def main() -> None:
         lifecycle = Lifecycle()
         lifecycle.warm_up(ScriptedService(fail(Unspeakable), answer()).acall)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         await let_pass(1.0)
         assert lifecycle.state == "ready"
 
@@ -355,7 +355,7 @@ def test_steps_are_checked_when_they_are_added():
         with pytest.raises(ValueError, match="at most 100"):
             lifecycle.warm_up(main)
         ready = Lifecycle()
-        ready.notice()
+        ready.start_if_needed()
         with pytest.raises(RuntimeError, match="before it starts"):
             ready.warm_up(main)
 
@@ -382,7 +382,7 @@ def test_draining_accepts_for_its_delay_then_refuses_and_waits():
 
     async def main() -> None:
         lifecycle, log = Lifecycle(delay=5.0, drain_timeout=25.0), []
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         requests = [asyncio.create_task(serve(lifecycle, 8.0, log))]
         await let_pass(1.0)
         drain = asyncio.create_task(lifecycle.drain())
@@ -406,7 +406,7 @@ def test_what_does_not_end_in_time_is_told(caplog: pytest.LogCaptureFixture):
 
     async def main() -> None:
         lifecycle = Lifecycle(drain_timeout=3.0, name="slow")
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         stream = asyncio.create_task(serve(lifecycle, 60.0, []))
         await let_pass(0)
         assert await lifecycle.drain() == Drained(3.0, 1)
@@ -451,7 +451,7 @@ def test_streams_hear_that_draining_begins():
 
     async def main() -> None:
         lifecycle = Lifecycle()
-        lifecycle.notice()
+        lifecycle.start_if_needed()
 
         async def stream() -> None:
             assert lifecycle.begin()
@@ -471,7 +471,7 @@ def test_answers_close_their_connections_while_it_drains():
 
     async def main() -> None:
         lifecycle = Lifecycle(delay=5.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -503,7 +503,7 @@ def test_the_server_is_told_to_stop_only_when_no_websocket_is_open(ends: float):
 
     async def main() -> None:
         lifecycle = Lifecycle(delay=2.0, drain_timeout=10.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         began = now()
 
         async def socket() -> None:
@@ -534,7 +534,7 @@ def test_a_signal_within_a_drain_that_was_begun_by_hand_keeps_delay_and_deadline
 
     async def main() -> None:
         lifecycle = Lifecycle(delay=5.0, drain_timeout=20.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         began = now()
         drain = asyncio.create_task(lifecycle.drain())
         await let_pass(1.0)
@@ -553,7 +553,7 @@ def test_whoever_gives_up_waiting_does_not_stop_the_draining():
 
     async def main() -> None:
         lifecycle = Lifecycle(drain_timeout=10.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         request = asyncio.create_task(serve(lifecycle, 4.0, []))
         await let_pass(0)
         first = asyncio.create_task(lifecycle.drain())
@@ -594,7 +594,7 @@ def no_request_is_lost(case: tuple[list[tuple[int, int]], int, int]) -> None:
 
     async def main() -> None:
         lifecycle = Lifecycle(delay=delay / 4, drain_timeout=10.0)
-        lifecycle.notice()
+        lifecycle.start_if_needed()
         ends: list[tuple[float, float]] = []
         refused: list[float] = []
 
@@ -636,7 +636,7 @@ def test_no_accepted_request_is_lost(case: Any):
 
 def test_without_waiting_requests_would_be_lost(monkeypatch: pytest.MonkeyPatch):
     """The property fails if draining does not wait for what is in flight."""
-    monkeypatch.setattr("seawall.web.lifecycle.lifecycle._passed", _does_not_wait)
+    monkeypatch.setattr("seawall.web.lifecycle.lifecycle._wait_at_most", _does_not_wait)
     assert falsified(no_request_is_lost, HISTORIES)
 
 

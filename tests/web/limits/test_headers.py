@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seawall import RateLimited
 from seawall.models.rate.rates import whole_microseconds
 from seawall.testing import virtual_time
-from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.limits import LimitGrant, RequestLimit, RequestLimits
 from seawall.web.limits import groups as _limit_groups
 from seawall.web.limits.groups import ROUNDING
 from seawall.web.principals import user
@@ -209,7 +209,7 @@ def check_fields(case: tuple[str, str, str, int]) -> None:
         after = 0.0
         for _ in range(calls):
             try:
-                granted: Granted = limits.admit(request())
+                granted: LimitGrant = limits.admit(request())
                 fields = granted.headers()
             except RateLimited as error:
                 fields, after = list(error.headers), error.retry_after or 0.0

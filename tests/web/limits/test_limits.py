@@ -20,7 +20,7 @@ from seawall.redis.keys import key_part
 from seawall.testing import run_virtual, virtual_time
 from seawall.web import principals
 from seawall.web.edge import Edge
-from seawall.web.limits import Granted, RequestLimit, RequestLimits, groups
+from seawall.web.limits import LimitGrant, RequestLimit, RequestLimits, groups
 from seawall.web.principals import address_and_route, api_key, user
 from seawall.web.request import Incoming
 from seawall.web.routes import OTHER, Routes
@@ -378,7 +378,7 @@ def test_taken_one_by_one_refusals_would_burn(monkeypatch: pytest.MonkeyPatch) -
 
     def one_by_one(group: Any, part: Any, incoming: Incoming) -> Any:
         for entry in part.entries:
-            taken = take(group, groups.Part(group, [entry]), incoming)
+            taken = take(group, groups.TierLimits(group, [entry]), incoming)
         return taken
 
     take = groups.LimitGroup.take
@@ -467,11 +467,11 @@ def check_waiting_costs_nothing(steps: list[tuple[float, str]]) -> None:
                 continue
             granted = limits.admit(request())
             if step != "stay":
-                granted.waits()
+                granted.open_accounts()
             if step == "wait":
                 waiting.append(granted)
                 continue
-            granted.enters()
+            granted.close_accounts()
             without.admit(request())
         for granted in waiting:
             granted.cancel()
@@ -487,7 +487,7 @@ def test_whoever_waits_further_in_and_is_refused_has_paid_nothing(steps: Any) ->
 
 def test_without_accounts_waiting_would_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket of one number gives back only what it cannot have refilled meanwhile."""
-    monkeypatch.setattr(Granted, "waits", lambda _: None)
+    monkeypatch.setattr(LimitGrant, "open_accounts", lambda _: None)
     assert falsified(check_waiting_costs_nothing, WAITS)
 
 
@@ -498,13 +498,13 @@ def test_a_refusal_is_told_also_if_another_thread_gives_back_meanwhile(
     with virtual_time():
         limits = RequestLimits(RequestLimit("1/h", by="address"), RequestLimit("9/h", by=None))
         granted = limits.admit(request())
-        over = groups.LimitGroup._over
+        over = groups.LimitGroup._exceeded
 
         def late(*told: Any) -> Any:
             granted.cancel()
             return over(*told)
 
-        monkeypatch.setattr(groups.LimitGroup, "_over", late)
+        monkeypatch.setattr(groups.LimitGroup, "_exceeded", late)
         error = refused(limits, request())
         assert error is not None
         assert (error.violated, error.own_limit) == (("address",), True)

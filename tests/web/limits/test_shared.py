@@ -16,7 +16,7 @@ from seawall.clock import SYSTEM, VirtualClock
 from seawall.events import StoreModeChanged
 from seawall.models.rate.rates import whole_microseconds
 from seawall.redis.store import RedisStore
-from seawall.web.limits import Granted, RequestLimit, RequestLimits
+from seawall.web.limits import LimitGrant, RequestLimit, RequestLimits
 from seawall.web.principals import api_key, user
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
@@ -42,8 +42,8 @@ async def admitted(limits: RequestLimits, calls: int, incoming: Incoming) -> int
     """Return how many of so many requests, at once, are let in."""
     asked = [limits.aadmit(incoming) for _ in range(calls)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert all(isinstance(answer, (Granted, RateLimited)) for answer in answers), answers
-    return sum(isinstance(answer, Granted) for answer in answers)
+    assert all(isinstance(answer, (LimitGrant, RateLimited)) for answer in answers), answers
+    return sum(isinstance(answer, LimitGrant) for answer in answers)
 
 
 async def refusal(limits: RequestLimits, incoming: Incoming) -> RateLimited:
@@ -71,7 +71,7 @@ def test_pods_count_together(new_store: Stores) -> None:
             )
             for _ in range(2)
         ]
-        assert all(pod.waits for pod in pods)
+        assert all(pod.uses_store for pod in pods)
         granted = [await pod.aadmit(request()) for pod in pods]
         assert [told(one.headers())["ratelimit"] for one in granted] == [
             '"user";r=5;t=600',
@@ -115,7 +115,7 @@ def test_threads_count_with_the_other_pods(new_store: Stores) -> None:
             assert caught.value.violated == ("address",)  # by user there is still something left
             assert caught.value.headers
     assert asyncio.run(admitted(pods[1], 2, request(client="10.0.0.2"))) == 2
-    assert isinstance(pods[0].admit(request(client="10.0.0.2")), Granted)
+    assert isinstance(pods[0].admit(request(client="10.0.0.2")), LimitGrant)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_the_store_refuses_is_given_back_here(store: RedisStore) -> None:
         assert await admitted(limits, 50, request("bob")) == 2
         granted = await limits.aadmit(request("eve"))
         assert told(granted.headers())["ratelimit"].startswith('"user";r=1;')
-        granted.waits()  # a store keeps no account of it, and does not mind
+        granted.open_accounts()  # a store keeps no account of it, and does not mind
         # What was given back a moment later is less by that moment.
         assert local_left(limits, "@10.0.0.1") in (4, 5)
         granted.cancel()
@@ -241,7 +241,7 @@ async def cancelled_midway(limits: RequestLimits) -> None:
             await let_pass(0)
         task.cancel()
         answer = (await asyncio.gather(task, return_exceptions=True))[0]
-        if isinstance(answer, Granted):
+        if isinstance(answer, LimitGrant):
             answer.cancel()
 
 
@@ -286,7 +286,7 @@ def test_without_giving_back_cancelled_requests_would_stay_taken(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same scene, with a way out that forgets what was taken."""
-    monkeypatch.setattr(Granted, "cancel", lambda *_: None)
+    monkeypatch.setattr(LimitGrant, "cancel", lambda *_: None)
 
     async def scene() -> None:
         limits = RequestLimits(

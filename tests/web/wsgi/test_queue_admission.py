@@ -17,7 +17,7 @@ from seawall.web.health.health import _wall as wall
 from seawall.web.request import Incoming
 from seawall.web.wsgi import Edge, QueueAdmission
 from seawall.web.wsgi.arrivals import waited
-from seawall.web.wsgi.exchange import WsgiExchange, incoming_of
+from seawall.web.wsgi.wsgi_request import WsgiRequest, incoming_of
 from tests.redis.support import eventually
 from tests.web.wsgi.support import ask, environ_of
 
@@ -46,11 +46,11 @@ class Pod:
 
     def busy(self, number: int, *, of: int) -> None:
         """Have so many threads serve a request."""
-        self.edge._threads.busy, self.edge._threads.most = number, of
+        self.edge._threads.busy, self.edge._threads.max_busy = number, of
 
     def serves(self, seconds: float, rank: Criticality = Criticality.CRITICAL) -> bool:
         """Tell whether a request is served that has waited for so long."""
-        incoming = WsgiExchange(environ_of(), _unused, self.edge)
+        incoming = WsgiRequest(environ_of(), _unused, self.edge)
         incoming.waited = seconds
         try:
             with criticality(rank):

@@ -39,7 +39,7 @@ class ErrorMiddleware:
     def __init__(self, get_response: Any) -> None:
         """Wrap `get_response`, which may be async."""
         self._get_response = get_response
-        self._upstreams = UpstreamLog(edge_parts("asgi").get("name") or "edge", SYSTEM.now)
+        self._upstream_log = UpstreamLog(edge_parts("asgi").get("name") or "edge", SYSTEM.now)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 
@@ -51,7 +51,7 @@ class ErrorMiddleware:
         """Return the response to an error of Seawall or of an upstream; None for any other."""
         match = request.resolver_match
         route = f"/{match.route}" if match else None
-        answer = self._upstreams.answer_in(error, request.method or "", route)
+        answer = self._upstream_log.answer_in(error, request.method or "", route)
         if answer is None:
             return None
         problem, headers = answer

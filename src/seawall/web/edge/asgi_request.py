@@ -1,4 +1,4 @@
-"""The path of one response through the edge, and the moment at which its gates are left.
+"""One request in an ASGI edge: the app's `receive` and `send`, and when its gates are left.
 
 Promises:
 
@@ -23,39 +23,38 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Message, Receive, Send
 from seawall.web.edge.client_waits import ClientWaits
-from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.edge_request import EdgeRequest
 from seawall.web.edge.running_handlers import RunningHandlers, thread_of
 from seawall.web.problems import FAILURE, send_problem
 
 if TYPE_CHECKING:
     from seawall.web.edge.edge import Edge
 
-InLane = tuple[dict[Any, float], int]
+SharedTimer = tuple[dict[Any, float], int]
 """The requests that share a timer, and how often the task of this one was cancelled before."""
-
 
 _BODY_OF_FILE: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server reads a file itself: ASGI extensions that Starlette uses."""
 
 
-class Passage(HeldRequest):
+class AsgiRequest(EdgeRequest):
     """One request in an ASGI edge: its timer, its waits for the client, `receive` and `send`."""
 
     __slots__ = (
-        "cut",  # the timer that cancels the app, has done so, or still may: see `was_cut`
-        "handed",  # size of the last part of the body that was passed to the server
-        "handlers",  # handlers that a cancellation would leave running, if any are known
-        "heard",  # whether the body of the request is complete
-        "source",  # where messages come from: the server or a wrapper
+        "body_received",  # whether the body of the request is complete
+        "client_waits",  # its waits for the client, if any
+        "last_part_size",  # size of the last part of the body that was passed to the server
+        "running_handlers",  # handlers that a cancellation would leave running, if any are known
+        "server_receive",  # where messages come from: the server or a wrapper
+        "server_send",  # where messages go: the server or a wrapper
         "task",  # the task in which the app was called, until it returns
-        "to",  # where messages go: the server or a wrapper
-        "waits",  # its waits for the client, if any
+        "timer",  # the timer that cancels the app, has done so, or still may: see `disarm`
     )
     _edge: Edge
     task: asyncio.Task[Any] | None
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, edge: Edge
     ) -> None:
         # Everything is set here and not by super(): each frame and each step costs.
         self.scope = scope
@@ -63,49 +62,51 @@ class Passage(HeldRequest):
         self.named = dict(headers)
         self.trust = edge._trust
         self._edge = edge
-        self.source = source
-        self.to = to
-        self.answered_at = 0.0
-        self.status = self.handed = 0
-        self.entered = self.left = self.heard = False
-        self.waits: ClientWaits | None = None
-        self.handlers: RunningHandlers | None = None
+        self.server_receive = receive
+        self.server_send = send
+        self.body_started_at = 0.0
+        self.status = self.last_part_size = 0
+        self.admitted = self.has_left = self.body_received = False
+        self.client_waits: ClientWaits | None = None
+        self.running_handlers: RunningHandlers | None = None
         self.gates = ()
         self.granted = None
-        self.more_headers = None
-        self.cut: InLane | Expiry | None = None
+        self.extra_headers = None
+        self.timer: SharedTimer | Expiry | None = None
         self._deadline = None
 
     @property
-    def _judged(self) -> bool:
-        return self.waits is not None and self.waits.judged
+    def _is_outcome_known(self) -> bool:
+        return self.client_waits is not None and self.client_waits.is_outcome_known
 
     # Time limit of the app
 
-    def _stop_time(self) -> None:
-        """Stop the timer of the app; if it has fired already, `was_cut` reports it."""
-        cut = self.cut
-        if isinstance(cut, Expiry):
-            cut.stop()
-        elif cut is not None and cut[0].pop(self, None) is not None:
-            self.cut = None
+    def _stop_timer(self) -> None:
+        """Stop the timer of the app; if it has fired already, `disarm` reports it."""
+        timer = self.timer
+        if isinstance(timer, Expiry):
+            timer.stop()
+        elif timer is not None and timer[0].pop(self, None) is not None:
+            self.timer = None
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the timer has cancelled the app, and `was_cut` was not called yet."""
-        cut = self.cut
-        return cut is not None and (cut.fired if isinstance(cut, Expiry) else self not in cut[0])
+    def is_expired(self) -> bool:
+        """Whether the timer has cancelled the app, and `disarm` was not called yet."""
+        timer = self.timer
+        if isinstance(timer, Expiry):
+            return timer.fired
+        return timer is not None and self not in timer[0]
 
-    def cut_now(self) -> bool:
+    def expire_now(self) -> bool:
         """Cancel the app as its deadline would; return False if that has happened already."""
-        cut = self.cut
-        if isinstance(cut, Expiry):
-            return cut.fire_now()
+        timer = self.timer
+        if isinstance(timer, Expiry):
+            return timer.fire_now()
         task = self.task
-        if task is None or (cut is not None and cut[0].pop(self, None) is None):
+        if task is None or (timer is not None and timer[0].pop(self, None) is None):
             return False
-        if cut is None:
-            self.cut = {}, task.cancelling()
+        if timer is None:
+            self.timer = {}, task.cancelling()
         self.cancel(EXPIRED)
         return True
 
@@ -117,79 +118,79 @@ class Passage(HeldRequest):
         task = self.task
         if task is None:
             return
-        works = not self.status and self._edge._sends_at_once
-        if self.handlers is None and works and thread_of(task) is not None:
-            self.handlers = RunningHandlers(self)
-        if self.handlers is None or not self.handlers.cut():
+        can_answer = not self.status and self._edge._sends_at_once
+        if self.running_handlers is None and can_answer and thread_of(task) is not None:
+            self.running_handlers = RunningHandlers(self)
+        if self.running_handlers is None or not self.running_handlers.expire():
             task.cancel(message)
 
-    def settle_cut(self) -> Coroutine[Any, Any, None] | None:
+    def settle_expired(self) -> Coroutine[Any, Any, None] | None:
         """Settle a request whose app is not cancelled; return what sends the response, if any."""
-        if self.waits is not None:
-            self.waits.note_cut()
+        if self.client_waits is not None:
+            self.client_waits.note_expiry()
         settled = self._edge._settle(self, asyncio.CancelledError(EXPIRED))
         if settled is None:
             return None
-        return send_problem(self._problem_send(), *settled, method=self.method)
+        return send_problem(self._problem_sender(), *settled, method=self.method)
 
-    def _problem_send(self) -> Send:
+    def _problem_sender(self) -> Send:
         """Return the function that sends a response of the edge itself."""
-        return self.to
+        return self.server_send
 
-    def was_cut(self, error: BaseException | None) -> bool:
+    def disarm(self, error: BaseException | None) -> bool:
         """Stop the timer; return whether `error` is the cancellation that it caused."""
-        self._stop_time()
-        if self.handlers is not None and self.handlers.is_cut:
+        self._stop_timer()
+        if self.running_handlers is not None and self.running_handlers.is_expired:
             return True
-        cut, self.cut = self.cut, None
-        if cut is None:
+        timer, self.timer = self.timer, None
+        if timer is None:
             return False
-        if isinstance(cut, Expiry):
-            return cut.disarm(error)
-        return self.task is not None and take_back(self.task, cut[1], error)
+        if isinstance(timer, Expiry):
+            return timer.disarm(error)
+        return self.task is not None and take_back(self.task, timer[1], error)
 
     # The request
 
     def receive(self) -> Awaitable[Message]:
         """Receive a message from the server."""
-        if self.heard:  # the only message left is the disconnect
-            return self._listen(self.source)
+        if self.body_received:  # the only message left is the disconnect
+            return self._receive_in_task(self.server_receive)
         return self._receive()
 
     async def _receive(self) -> Message:
-        steps: Any = self.source().__await__()
+        steps: Any = self.server_receive().__await__()
         try:
             awaited = next(steps)
         except StopIteration as end:
             message: Message = end.value
-            self.heard = not message.get("more_body")
-            waits = self.waits
+            self.body_received = not message.get("more_body")
+            waits = self.client_waits
             if waits is not None and message["type"] == "http.request":
-                await waits.come_back(begins=self.heard)
+                await waits.retake_slots(work_begins=self.body_received)
             return message
-        return await self._listen(lambda: self._finish_receive(steps, awaited))
+        return await self._receive_in_task(lambda: self._finish_receive(steps, awaited))
 
     async def _finish_receive(self, steps: Any, awaited: Any) -> Message:
-        waits = self._with_waits()
+        waits = self._make_client_waits()
         message = await waits.finish_receive(steps, awaited)
-        self.heard = not message.get("more_body")
+        self.body_received = not message.get("more_body")
         if message["type"] == "http.request":
-            await waits.come_back(begins=self.heard)
+            await waits.retake_slots(work_begins=self.body_received)
         return message
 
-    async def _listen(self, receive: Receive) -> Message:
+    async def _receive_in_task(self, receive: Receive) -> Message:
         """Receive a message that has to be waited for, in the app's own task or in a child."""
         if self.task is None or current_task() is self.task:
             return await receive()
-        handlers = self.handlers
+        handlers = self.running_handlers
         if handlers is None:
-            handlers = self.handlers = RunningHandlers(self)
+            handlers = self.running_handlers = RunningHandlers(self)
         return await handlers.listen(receive)
 
-    def _with_waits(self) -> ClientWaits:
-        waits = self.waits
+    def _make_client_waits(self) -> ClientWaits:
+        waits = self.client_waits
         if waits is None:
-            waits = self.waits = ClientWaits(self)
+            waits = self.client_waits = ClientWaits(self)
         return waits
 
     # The response
@@ -197,72 +198,73 @@ class Passage(HeldRequest):
     def send(self, message: Message) -> Awaitable[None]:  # noqa: C901, PLR0912 - one frame
         """Pass a message to the server; a plain function, as another coroutine would cost more."""
         kind = message["type"]
-        waits = self.waits
+        waits = self.client_waits
         unread = 0  # bytes that the client may have to read first
         if kind == "http.response.body":
             more = message.get("more_body")
-            if waits is not None and more and waits.is_away_from_work():
+            if waits is not None and more and waits.must_retake_slots():
                 return waits.send(message)
-            now = self.answered_at
+            now = self.body_started_at
             if now:
-                only = False
+                is_whole_body = False
             else:
                 clock = self._edge._now
-                now = self.answered_at = clock()
-                only = not more
-            if not self.left and not more:
+                now = self.body_started_at = clock()
+                is_whole_body = not more
+            if not self.has_left and not more:
                 if self.status < FAILURE and waits is None:
-                    self.left = True  # from here on, inlined copy of `leave()`
+                    self.has_left = True  # from here on, inlined copy of `leave()`
                     for gate, ticket in self.gates:
                         gate.leave(ticket, OK, STREAMED, now)
                     stats = self._edge._stats
-                    stats.samples.append(now - self.began)
+                    stats.samples.append(now - self.started_at)
                     if now >= stats.due:
                         stats.fold(now)
                 else:
                     self.leave(*self.verdict())
-            if only:  # its slots are released, and the start was not blocked
-                to = self.to
-                return to(message)
+            if is_whole_body:  # its slots are released, and the start was not blocked
+                server_send = self.server_send
+                return server_send(message)
             size = len(message.get("body", b""))
-            unread, self.handed = self.handed + size, size
+            unread, self.last_part_size = self.last_part_size + size, size
         elif kind == "http.response.start":
-            if waits is not None and waits.is_away_from_work():
+            if waits is not None and waits.must_retake_slots():
                 return waits.send(message)
             self.status = message["status"]
-            cut = self.cut
-            if cut is not None:
-                if type(cut) is tuple and cut[0].pop(self, None) is not None:
-                    self.cut = None  # inlined copy of `_stop_time()`
+            timer = self.timer
+            if timer is not None:
+                if type(timer) is tuple and timer[0].pop(self, None) is not None:
+                    self.timer = None  # inlined copy of `_stop_timer()`
                 else:
-                    self._stop_time()
+                    self._stop_timer()
                 if self._deadline is not None:  # until the response starts; docs/web/edge.md
                     self._deadline[3] = None  # inlined copy of `end_scope()`
-            if self.more_headers is not None:
-                more = self.more_headers()
+            if self.extra_headers is not None:
+                more = self.extra_headers()
                 # A copy, as the app may send the same message object again.
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
         elif kind in _BODY_OF_FILE:
             if not message.get("more_body"):
                 self.leave(*self.verdict())
-            return self.to(message)  # the server reads the file meanwhile, which may take long
-        to = self.to  # called from a variable: calling an attribute that is a function costs more
+            return self.server_send(message)  # the server reads the file, which may take long
+        # Called from a variable: calling an attribute that is a function costs more.
+        server_send = self.server_send
         # Run the first step here: usually it is the last one, and nothing else is needed.
-        steps = to(message).__await__()
+        steps = server_send(message).__await__()
         awaited = next(steps, _ENDED)
         if awaited is _ENDED:
-            return _sent()
-        return self._with_waits().finish_send(steps, awaited, unread)
+            return _already_sent()
+        return self._make_client_waits().finish_send(steps, awaited, unread)
 
 
 _ENDED: Final = object()
 
 
-async def _sent() -> None:
+async def _already_sent() -> None:
     """Complete immediately: the message was sent already."""
 
 
-def awaitable_by_apps(*functions: Any) -> None:
+def mark_as_coroutine_functions(*functions: Any) -> None:
     """Mark plain functions that return awaitables as coroutine functions.
 
     Some frameworks check for that before they await the result.
@@ -274,4 +276,4 @@ def awaitable_by_apps(*functions: Any) -> None:
             function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
 
 
-awaitable_by_apps(Passage.receive, Passage.send)
+mark_as_coroutine_functions(AsgiRequest.receive, AsgiRequest.send)

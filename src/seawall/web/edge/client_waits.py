@@ -33,7 +33,7 @@ from seawall.runtime.layers import UNUSED, Wait
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message
-    from seawall.web.edge.passage import Passage
+    from seawall.web.edge.asgi_request import AsgiRequest
 
 GRACE_TURNS: Final = 4
 """Number of loop iterations for which a blocked request keeps its slots.
@@ -52,17 +52,17 @@ SLOWEST: Final = 10_000
 class ClientWaits:
     """Waits of one request for its client. Created by the first wait: most requests have none."""
 
-    def __init__(self, passage: Passage) -> None:
-        self._passage = passage
-        self._edge = passage._edge
+    def __init__(self, request: AsgiRequest) -> None:
+        self._request = request
+        self._edge = request._edge
         self._lock = asyncio.Lock()
         self._gates: tuple[tuple[Any, Any], ...] = ()  # released during a wait, with tickets
         self._receiving = self._sending = 0  # number of blocked calls
-        self._since = 0.0  # when the slots were released
-        self._beside = False  # whether the app has sent while it waited for the body
-        self.away = False  # whether the request has released its slots and must take them again
-        self.judged = False  # whether the outcome of the request was reported to the gates
-        self.late = False  # whether the deadline passed before the body arrived
+        self._released_at = 0.0  # when the slots were released
+        self._sent_while_receiving = False  # whether the app sent while it waited for the body
+        self.has_released = False  # whether the request has to take its slots again
+        self.is_outcome_known = False  # whether its outcome was reported to the gates
+        self.is_body_late = False  # whether the deadline passed before the body arrived
         self.stalled = False  # whether the client stopped reading its response
         self.refusal: Rejected | None = None  # the refusal of the slots on return
 
@@ -72,8 +72,9 @@ class ClientWaits:
         try:
             message: Message = await self._finish(steps, awaited)
         except BaseException:
-            passage = self._passage
-            self.late = self.late or (passage.is_cut and not (passage.status or self.refusal))
+            request = self._request
+            if request.is_expired and not (request.status or self.refusal):
+                self.is_body_late = True
             raise
         finally:
             self._receiving -= 1
@@ -85,7 +86,7 @@ class ClientWaits:
         The client may have to read up to `unread` bytes first.
         """
         self._sending += 1
-        stall = self._edge._stall
+        stall = self._edge._stall_timeout
         timer = None
         if stall is not None:
             loop = asyncio.get_running_loop()
@@ -96,135 +97,137 @@ class ClientWaits:
             if timer is not None:
                 timer.cancel()
             self._sending -= 1
-        await self.come_back()
+        await self.retake_slots()
 
     async def _finish(self, steps: Any, awaited: Any) -> Any:
         """Finish an operation of the server; release the slots if it takes some iterations."""
         timer: list[asyncio.Handle] = []
-        self._hop(timer, GRACE_TURNS)
+        self._release_after(GRACE_TURNS, timer)
         try:
-            return await _rest(steps, awaited)
+            return await _await_rest(steps, awaited)
         finally:
             timer.pop().cancel()
 
-    def _hop(self, timer: list[asyncio.Handle], left: int) -> None:
-        """Release the slots after this many loop iterations."""
-        if left:
+    def _release_after(self, iterations: int, timer: list[asyncio.Handle]) -> None:
+        """Release the slots after this many loop iterations; `timer` holds the next one."""
+        if iterations:
             loop = asyncio.get_running_loop()
-            timer[:] = [loop.call_soon(self._hop, timer, left - 1)]
+            timer[:] = [loop.call_soon(self._release_after, iterations - 1, timer)]
         else:
-            self._leave()
+            self._release()
 
-    def note_cut(self) -> None:
-        """Note that the request is cut while the app runs on."""
-        passage = self._passage
-        self.late = bool(self._receiving) and not (passage.status or self.refusal)
+    def note_expiry(self) -> None:
+        """Note that the deadline has passed while the app runs on."""
+        request = self._request
+        self.is_body_late = bool(self._receiving) and not (request.status or self.refusal)
 
-    def is_away_from_work(self) -> bool:
+    def must_retake_slots(self) -> bool:
         """Return whether the app, which is about to send, has to take its slots again first."""
         if self._receiving:
-            self._beside = True
-        return self.away and not self._passage.left
+            self._sent_while_receiving = True
+        return self.has_released and not self._request.has_left
 
     async def send(self, message: Message) -> None:
         """Take the slots again, then send `message`."""
-        await self.come_back()
-        await self._passage.send(message)
+        await self.retake_slots()
+        await self._request.send(message)
 
     def _end_stalled(self) -> None:
         self.stalled = True
         self._edge._stalled += 1
-        self._passage.cut_now()
+        self._request.expire_now()
 
     # Slots
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Release the slots, unless the app works during the wait."""
-        passage = self._passage
-        if self.away or passage.left or (self._beside and not self._sending):
+        request = self._request
+        works = self._sent_while_receiving and not self._sending
+        if self.has_released or request.has_left or works:
             return
-        self.away = True
-        self._gates = tuple(held for held in passage.gates if isinstance(held[0], SlotGate))
-        passage.gates = tuple(held for held in passage.gates if held not in self._gates)
-        self._since = now = self._edge._now()
+        self.has_released = True
+        self._gates = tuple(held for held in request.gates if isinstance(held[0], SlotGate))
+        request.gates = tuple(held for held in request.gates if held not in self._gates)
+        self._released_at = now = self._edge._now()
         outcome, detail = UNUSED, None
-        if passage.status and not self.judged:
+        if request.status and not self.is_outcome_known:
             # The response has started, so its latency is known. The rest is not a latency sample.
-            self.judged = True
-            now = passage.answered_at or now
-            outcome, detail = passage.verdict()
+            self.is_outcome_known = True
+            now = request.body_started_at or now
+            outcome, detail = request.verdict()
         for gate, ticket in self._gates:
             gate.leave(ticket, outcome, detail, now)
 
-    async def come_back(self, *, begins: bool = False) -> None:
-        """Take the slots again; where the work `begins`, as for a request that has just arrived."""
-        if not self.away:
+    async def retake_slots(self, *, work_begins: bool = False) -> None:
+        """Take the slots again; where the `work_begins`, as for a request that has just arrived."""
+        if not self.has_released:
             return
-        passage = self._passage
+        request = self._request
         async with self._lock:  # one of several tasks takes them for all
-            if not self.away or passage.left:
+            if not self.has_released or request.has_left:
                 return
             now = self._edge._now()
-            if not passage.answered_at:
-                passage.began += now - self._since  # time spent on the client does not count
-                self._since = now
+            if not request.body_started_at:
+                # Time spent on the client does not count.
+                request.started_at += now - self._released_at
+                self._released_at = now
             try:
-                await self._enter(begins and not passage.status)
+                await self._enter(work_begins=work_begins and not request.status)
             except Rejected as error:
                 self.refusal = error
         refusal = self.refusal
         if refusal is None:
             return
-        app = passage.task
+        app = request.task
         try:
-            if passage.cut_now() and app is not None:
+            if request.expire_now() and app is not None:
                 # Wait for the cancellation. A task that outlives the app gets the refusal.
                 await asyncio.wait({app})
             raise refusal
         finally:
             del refusal  # Break the cycle between the exception and this frame.
 
-    async def _enter(self, begins: bool) -> None:  # noqa: FBT001 - as in `come_back`
-        passage, edge = self._passage, self._edge
+    async def _enter(self, *, work_begins: bool) -> None:
+        request, edge = self._request, self._edge
         entered: list[tuple[Any, Any]] = []
         try:
             admission = edge._loop_admission
-            if begins and admission is not None:
+            if work_begins and admission is not None:
                 try:
                     admission.enter(edge._now())
                 except Wait as wait:
                     await wait_async(wait.waiter, admission.host.clock)
             for gate, ticket in reversed(self._gates):
-                given = await self._enter_gate(gate, ticket, begins)
+                given = await self._enter_gate(gate, ticket, work_begins=work_begins)
                 entered.insert(0, (gate, given))
         except BaseException as error:
             for gate, ticket in entered:
                 gate.leave(ticket, UNUSED, error, edge._now())
             raise
-        if passage.left:  # the request ended meanwhile, in another task
+        if request.has_left:  # the request ended meanwhile, in another task
             for gate, ticket in entered:
                 gate.leave(ticket, UNUSED, None, edge._now())
             return
-        passage.gates = (*entered, *passage.gates)
+        request.gates = (*entered, *request.gates)
         self._gates = ()
-        self.away = False
+        self.has_released = False
 
-    async def _enter_gate(self, gate: SlotGate, ticket: Any, begins: bool) -> Any:  # noqa: FBT001
+    async def _enter_gate(self, gate: SlotGate, ticket: Any, *, work_begins: bool) -> Any:
         now = self._edge._now()
         try:
-            if not begins:
+            if not work_begins:
                 return gate.readmit(ticket, now)
             enter: Any = gate.enter
-            return enter(now, self._passage) if gate.takes_arguments else enter(now)
+            return enter(now, self._request) if gate.takes_arguments else enter(now)
         except Wait as wait:
             waiter: Any = wait.waiter
-            if self._passage.status and waiter.readmitted:
+            if self._request.status and waiter.readmitted:
                 waiter.until = None  # the deadline applied to the start of the response
             return await wait_async(waiter, gate.host.clock)
 
 
 @coroutine
-def _rest(steps: Any, awaited: Any) -> Generator[Any, Any, Any]:
+def _await_rest(steps: Any, awaited: Any) -> Generator[Any, Any, Any]:
     """Await the rest of `steps`, whose first step was run and waits for `awaited`."""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What an ASGI and a WSGI edge have in common: their parts, the order of the gates, the answers.
+"""What an ASGI and a WSGI edge have in common: their parts, the order of the gates, the responses.
 
 The admission of a request is a generator: it yields a step for whatever takes time, and its caller
 runs the step by awaiting or by blocking. Nearly all requests need none.
@@ -23,7 +23,7 @@ from seawall.runtime.driver import wait_async, wait_sync
 from seawall.runtime.layers import OK, Wait
 from seawall.runtime.policy import Policy
 from seawall.web.asgi_types import Headers
-from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.edge_request import EdgeRequest
 from seawall.web.edge.inbound import Inbound
 from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.health import Health
@@ -55,26 +55,26 @@ class AdmissionStep:
     def __init__(self, blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> None:
         self._blocking = blocking
         self._awaiting = awaiting
-        self.answer: Any = None
+        self.result: Any = None
 
     def wait_sync(self) -> None:
-        """Block this thread until the answer is known."""
-        self.answer = self._blocking()
+        """Block this thread until the result is known."""
+        self.result = self._blocking()
 
     async def wait_async(self) -> None:
-        """Await the answer in this task."""
-        self.answer = await self._awaiting()
+        """Await the result in this task."""
+        self.result = await self._awaiting()
 
 
 class EdgeCore:
-    """The parts of an edge, the admission of a request, and the answer to an error."""
+    """The parts of an edge, the admission of a request, and the response to an error."""
 
     def __init__(
         self,
         name: str,
         policies: Sequence[Policy | None],
         *,
-        entered: Sequence[Policy | None],
+        common: Sequence[Policy | None],
         idle: Policy,
         inbound: Inbound | None,
         shed: Shed | None,
@@ -88,7 +88,7 @@ class EdgeCore:
     ) -> None:
         """Check the parts, and make a guard of `shed` and `policies`, in this order.
 
-        Every request enters the gates of `entered` after its limits. `idle` is a policy that does
+        Every request enters the gates of `common` after its limits. `idle` is a policy that does
         nothing, for an edge without any other.
         """
         slots = (AdaptiveLimit, Bulkhead)
@@ -106,7 +106,7 @@ class EdgeCore:
         self.guard = registry.release(Guard(name, *(given or [idle]), clock=clock))
         self._bounds: dict[int, Any] = {id(bound.policy): bound for bound in self.guard.bounds}
         self._shed = self._bounds.get(id(shed))
-        self._gates = tuple(self._bounds[id(policy)] for policy in entered if policy is not None)
+        self._gates = tuple(self._bounds[id(policy)] for policy in common if policy is not None)
         """The gates that every request enters after its limits, in this order."""
         self._stats = self.guard.stats
         self._clock = self.guard.clock
@@ -116,7 +116,7 @@ class EdgeCore:
         self._health = health
         self._lifecycle = lifecycle
         self._trust = trust or (inbound.trust if inbound is not None else Trust())
-        self._upstreams = UpstreamLog(name, self._now)
+        self._upstream_log = UpstreamLog(name, self._now)
         self._probes = frozenset() if health is None else frozenset(health.paths)
         self._routes = RouteGates(name, routes, self._gates, self._clock) if routes else None
         self._dispatch: Dispatch | None = None
@@ -147,9 +147,9 @@ class EdgeCore:
         if self._routes is not None:
             self._routes.close()
 
-    def _admission(self, request: HeldRequest) -> Iterator[AdmissionStep]:  # noqa: C901 - all gates in order
+    def _admission(self, request: EdgeRequest) -> Iterator[AdmissionStep]:  # noqa: C901 - all gates in order
         """Enter all gates in order, or raise the refusal of one of them."""
-        request.began = now = self._now()
+        request.started_at = now = self._now()
         shed, limits, routes = self._shed, self._limits, self._routes
         if shed is not None:
             ticket = shed.enter(now, request) if shed.takes_arguments else shed.enter(now)
@@ -160,48 +160,49 @@ class EdgeCore:
             if not gate.free:  # before the limits, which would have to be given back
                 gate.refuse_if_full(now)
         if limits is not None:
-            if limits.waits:
+            if limits.uses_store:
                 step = AdmissionStep(
                     partial(limits.admit, request), partial(limits.aadmit, request)
                 )
                 yield step
-                granted = step.answer
+                granted = step.result
             else:
                 granted = limits.admit(request)
             request.granted = granted
-            request.more_headers = granted.headers
+            request.extra_headers = granted.headers
         for gate in gates:
             try:
                 ticket = gate.enter(now, request) if gate.takes_arguments else gate.enter(now)
             except Wait as wait:
                 if request.granted is not None:
-                    request.granted.waits()  # so that it can be given back exactly
+                    request.granted.open_accounts()  # so that it can be given back exactly
                 waiting = wait.waiter, self._clock
                 step = AdmissionStep(partial(wait_sync, *waiting), partial(wait_async, *waiting))
                 began = self._now()
                 yield step
-                ticket, now = step.answer, self._now()
+                ticket, now = step.result, self._now()
                 gate.host.stats.waits.add(now - began)
             if gate.leave is not None:
                 request.gates = ((gate, ticket), *request.gates)
-        request.entered = True
-        if request.granted is not None and request.granted.accounted:
-            request.granted.enters()
+        request.admitted = True
+        if request.granted is not None and request.granted.has_accounts:
+            request.granted.close_accounts()
 
-    def _answer_to(self, held: HeldRequest, error: BaseException) -> tuple[Problem, Headers]:
+    def _response_to(self, request: EdgeRequest, error: BaseException) -> tuple[Problem, Headers]:
         """Leave the held gates. Return the response to `error` if none has started; else raise."""
-        answer = None if held.has_started else self._upstreams.answer(held, error)
+        answer = None if request.has_response_started else self._upstream_log.answer(request, error)
         if answer is None or answer[0].status >= FAILURE:
-            held.end(error)
+            request.end(error)
         else:
-            held.leave(OK, STREAMED)  # as if the app had sent this response itself
+            request.leave(OK, STREAMED)  # as if the app had sent this response itself
         if answer is None:
             try:
                 raise error
             finally:
                 del error
         problem, more = answer
-        return problem, more if held.more_headers is None else [*held.more_headers(), *more]
+        extra = request.extra_headers
+        return problem, more if extra is None else [*extra(), *more]
 
 
 def limits_of(

@@ -4,7 +4,7 @@ Promises:
 
 - Health probes are always answered.
 - A refused request, whichever part refuses it, costs no more than the refusal and consumes nothing.
-- Every gate that was entered is left exactly once (see `passage`).
+- Every gate that was entered is left exactly once (see `asgi_request`).
 - An exception of Seawall that escapes from the app becomes problem+json with the right status and
   Retry-After, as long as the response has not started. So does the failure of an upstream, which is
   logged too (see `upstream_log`).
@@ -40,9 +40,9 @@ from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
 from seawall.web.edge.core import DEFAULT, EdgeCore, check_part, limits_of
 from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.passage import Passage
+from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.timers import RequestTimers
-from seawall.web.edge.websockets import AddressShare, SocketAnswer, SocketPassage
+from seawall.web.edge.websockets import AddressShare, WebsocketResponse, WebsocketHandshake
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits
@@ -113,7 +113,7 @@ class Edge(EdgeCore):
         super().__init__(
             name,
             (loop_admission, concurrency, websockets),
-            entered=(loop_admission, concurrency),
+            common=(loop_admission, concurrency),
             idle=LoopAdmission(mode="off"),
             inbound=inbound,
             shed=shed,
@@ -128,12 +128,12 @@ class Edge(EdgeCore):
         self.app = app
         self._loop_admission = self._bounds.get(id(loop_admission))
         self._websockets = self._bounds.get(id(websockets))
-        self._share = (
+        self._address_share = (
             None
             if websockets_per_address is None
             else AddressShare(check.count("websockets_per_address", websockets_per_address))
         )
-        self._stall = None if stall is None else check.seconds("stall", stall)
+        self._stall_timeout = None if stall is None else check.seconds("stall", stall)
         self._stalled = 0
         """Number of requests that were ended as their client read nothing for `stall` seconds."""
         self._sends_at_once = True
@@ -161,12 +161,12 @@ class Edge(EdgeCore):
         if lifecycle is not None:
             begun = lifecycle.begin()
             if not begun or lifecycle.draining:
-                send = lifecycle.answering(scope, send)
+                send = lifecycle.closing_send(scope, send)
             if not begun:
                 await send_problem(send, GOING_AWAY, [], method=scope["method"])
                 return
         try:
-            await self._serve(Passage(scope, receive, send, self), send)
+            await self._serve(AsgiRequest(scope, receive, send, self), send)
         finally:
             if lifecycle is not None:
                 lifecycle.end()
@@ -180,83 +180,83 @@ class Edge(EdgeCore):
         else:
             await self.app(scope, receive, send)
 
-    async def _serve(self, passage: Passage, send: Send) -> None:  # noqa: PLR0912 - one frame
+    async def _serve(self, request: AsgiRequest, send: Send) -> None:  # noqa: PLR0912 - one frame
         """Admit the request, run the app, and leave every gate that was entered."""
-        scope, inbound = passage.scope, self._inbound
-        around = scope.get(INCOMING)  # set by an edge around this one
+        scope, inbound = request.scope, self._inbound
+        outer = scope.get(INCOMING)  # set by an edge around this one
         tokens = failure = None
         try:
             if inbound is not None:
-                tokens = inbound.read(passage, self._clock)
-            scope[INCOMING] = passage
-            for step in self._admission(passage):
+                tokens = inbound.read(request, self._clock)
+            scope[INCOMING] = request
+            for step in self._admission(request):
                 await step.wait_async()
-            if passage._deadline is not None:
-                self._timers.start(passage, passage._deadline, inbound.reserve)  # type: ignore[union-attr]
+            if request._deadline is not None:
+                self._timers.start(request, request._deadline, inbound.reserve)  # type: ignore[union-attr]
             else:
-                self._inherit_deadline(passage)
+                self._inherit_deadline(request)
             if self._degraded_header is None or scope["type"] != "http":
-                await self.app(scope, passage.receive, passage.send)
+                await self.app(scope, request.receive, request.send)
             else:
-                with passage.reporting(self._degraded_header):
-                    await self.app(scope, passage.receive, passage.send)
-            if not passage.left:
-                passage.end(None)
+                with request.report_degradations(self._degraded_header):
+                    await self.app(scope, request.receive, request.send)
+            if not request.has_left:
+                request.end(None)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             failure = error
         try:  # outside of the handler, so that later exceptions are not chained to this one
-            if failure is not None or passage.cut is not None:
-                await self._fail(passage, failure, send)
+            if failure is not None or request.timer is not None:
+                await self._fail(request, failure, send)
         finally:
             del failure  # Break the cycle between the exception and this frame.
-            if around is None:
+            if outer is None:
                 scope.pop(INCOMING, None)
             else:
-                scope[INCOMING] = around
-            passage.task = None
+                scope[INCOMING] = outer
+            request.task = None
             if tokens is not None:
-                inbound.undo(passage, tokens)  # type: ignore[union-attr]
+                inbound.undo(request, tokens)  # type: ignore[union-attr]
 
-    def _inherit_deadline(self, passage: Passage) -> None:
+    def _inherit_deadline(self, request: AsgiRequest) -> None:
         """Cancel the app at the deadline of an edge or program around this one, if there is one."""
         held = deadline_scope()
         if held is None:
-            passage.task = current_task()
+            request.task = current_task()
             return
-        self._timers.arm(passage, held[0], held[1])
+        self._timers.start_own(request, held[0], held[1])
         if self._inbound is not None:
-            passage._deadline = reserve_scope(self._inbound.reserve)
+            request._deadline = reserve_scope(self._inbound.reserve)
 
-    async def _fail(self, passage: Passage, error: BaseException | None, send: Send) -> None:
-        """End a request that was refused or cut, or whose app failed: with a problem, or raise."""
-        handlers = passage.handlers
+    async def _fail(self, request: AsgiRequest, error: BaseException | None, send: Send) -> None:
+        """End a request that was refused, expired, or failed: send a problem, or raise."""
+        handlers = request.running_handlers
         try:
-            if handlers is None or not handlers.is_cut:
-                settled = self._settle(passage, error)
+            if handlers is None or not handlers.is_expired:
+                settled = self._settle(request, error)
                 if settled is not None:
-                    await send_problem(send, *settled, method=passage.method)
+                    await send_problem(send, *settled, method=request.method)
             elif await handlers.end(self._now(), error) or error is None:
                 return
-            elif self._upstreams.answer(passage, error) is None:  # the client has its response
+            elif self._upstream_log.answer(request, error) is None:  # the client has its response
                 raise error
         finally:
             del error  # Break the cycle between the exception and this frame.
 
     def _settle(
-        self, passage: Passage, error: BaseException | None
+        self, request: AsgiRequest, error: BaseException | None
     ) -> tuple[Problem, Headers] | None:
         """Leave the held gates. Return the response if none has started; else raise."""
-        if not passage.entered:
-            passage.give_back(error)
-        if passage.was_cut(error):
-            waits = passage.waits
-            if waits is not None and (waits.stalled or waits.late):
-                passage.leave(CANCELLED, None)
+        if not request.admitted:
+            request.give_back(error)
+        if request.disarm(error):
+            waits = request.client_waits
+            if waits is not None and (waits.stalled or waits.is_body_late):
+                request.leave(CANCELLED, None)
                 # Otherwise in mid-response: the server closes the connection.
-                return (LATE_BODY, _closing(passage.scope)) if waits.late else None
-            error = _reason_of_cut(passage, error)
+                return (LATE_BODY, _close_header(request.scope)) if waits.is_body_late else None
+            error = _error_of_expiry(request, error)
         try:
-            return None if error is None else self._answer_to(passage, error)
+            return None if error is None else self._response_to(request, error)
         finally:
             del error  # Break the cycle between the exception and this frame.
 
@@ -265,44 +265,46 @@ class Edge(EdgeCore):
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit a websocket like a request; after the handshake it holds only its own slot."""
         lifecycle = self._lifecycle
-        answer = SocketAnswer(scope, send)
+        response = WebsocketResponse(scope, send)
         if lifecycle is not None and not lifecycle.begin_socket():
-            await send_problem(answer, GOING_AWAY, [])
+            await send_problem(response, GOING_AWAY, [])
             return
-        passage = SocketPassage(scope, receive, send, self)
+        request = WebsocketHandshake(scope, receive, send, self)
         failure: BaseException | None = None
         try:
             if self._websockets is not None:
-                await self._keep(passage, self._websockets, answer)
-                if answer.done:
+                await self._enter_connection_gate(request, self._websockets, response)
+                if response.has_started:
                     return
-            await self._serve(passage, answer)
+            await self._serve(request, response)
         except BaseException as error:
             failure = error
             raise
         finally:
-            passage.close(failure)
+            request.close(failure)
             del failure
             if lifecycle is not None:
                 lifecycle.end_socket()
 
-    async def _keep(self, passage: SocketPassage, gate: SlotGate, send: Send) -> None:
+    async def _enter_connection_gate(
+        self, request: WebsocketHandshake, gate: SlotGate, send: Send
+    ) -> None:
         """Enter the gate that a websocket holds until it is closed, or send the refusal."""
         enter: Any = gate.enter
-        share = self._share
+        share = self._address_share
         try:
             if share is not None:
-                if share.enter(passage.client):
-                    passage.keep(share, passage.client)
+                if share.enter(request.client):
+                    request.hold_until_closed(share, request.client)
                 else:
-                    gate.refuse(gate.full(f"one address has {share.most} open"))
+                    gate.refuse(gate.full(f"one address has {share.limit} open"))
             try:
                 ticket = enter(self._now())
             except Wait as wait:
                 ticket = await wait_async(wait.waiter, self._clock)
-            passage.keep(gate, ticket)
+            request.hold_until_closed(gate, ticket)
         except Rejected as error:
-            await self._fail(passage, error, send)
+            await self._fail(request, error, send)
 
 
 class EdgeParts(TypedDict, total=False):
@@ -368,19 +370,19 @@ def default_concurrency() -> AdaptiveLimit:
     return AdaptiveLimit(vegas(initial=500, minimum=50, maximum=2000), max_wait=0.25)
 
 
-def _reason_of_cut(passage: Passage, error: BaseException | None) -> SeawallError:
+def _error_of_expiry(request: AsgiRequest, error: BaseException | None) -> SeawallError:
     """Return why the edge itself cancelled the app: a refusal in mid-request, or the deadline."""
-    waits = passage.waits
+    waits = request.client_waits
     if waits is not None and waits.refusal is not None:
         refusal, waits.refusal = waits.refusal, None
-        passage.give_back(refusal)
+        request.give_back(refusal)
         return refusal
     late = TimedOut("the deadline passed before the response began")
     late.__cause__ = error
     return late
 
 
-def _closing(scope: Scope) -> Headers:
+def _close_header(scope: Scope) -> Headers:
     """Return the header that closes the connection of a request whose body was not fully read."""
     one = str(scope.get("http_version", "1.1")).startswith("1")  # forbidden from HTTP/2 on
     return [(b"connection", b"close")] if one else []

@@ -21,7 +21,7 @@ from seawall.wire.structured import integer, string
 if TYPE_CHECKING:
     from seawall.web.edge.core import EdgeCore
     from seawall.web.edge.dispatch import Dispatch
-    from seawall.web.limits import Granted
+    from seawall.web.limits import LimitGrant
 
 
 class ServerError(Exception):
@@ -36,28 +36,28 @@ LONGEST_SOURCE: Final = 64
 _SERVER_ERROR: Final = ServerError("the app answered with 500 or more")
 
 
-class HeldRequest(Incoming):
+class EdgeRequest(Incoming):
     """One request in the edge: the gates it holds, and the progress of its response."""
 
     __slots__ = (
         "_edge",
-        "answered_at",  # when the first part of the body was sent
-        "began",  # when the edge started to serve it
-        "entered",  # whether it has passed all gates
+        "admitted",  # whether it has passed all gates
+        "body_started_at",  # when the first part of the body was sent
+        "extra_headers",  # function that returns headers to add to the response, or None
         "gates",  # gates to leave at the end of the response, the last entered first, with tickets
         "granted",  # what it took from the limits
-        "left",  # whether all gates were left
-        "more_headers",  # function that returns headers to add to the response, or None
+        "has_left",  # whether all gates were left
+        "started_at",  # when the edge started to serve it
         "status",  # status of the response, once it has started
     )
     _edge: EdgeCore
-    answered_at: float
-    began: float
-    entered: bool
+    admitted: bool
+    body_started_at: float
+    extra_headers: Callable[[], Headers] | None
     gates: tuple[tuple[Any, Any], ...]
-    granted: Granted | None
-    left: bool
-    more_headers: Callable[[], Headers] | None
+    granted: LimitGrant | None
+    has_left: bool
+    started_at: float
     status: int
 
     @property
@@ -65,27 +65,27 @@ class HeldRequest(Incoming):
         return self._edge._dispatch
 
     @property
-    def _judged(self) -> bool:
+    def _is_outcome_known(self) -> bool:
         """Whether the outcome of the request was reported to the gates already."""
         return False
 
     @property
-    def has_started(self) -> bool:
+    def has_response_started(self) -> bool:
         """Whether the response has started: no other one can be sent any more."""
         return self.status > 0
 
     def add_headers(self, more: Callable[[], Headers]) -> None:
         """Add the headers that `more()` returns to whichever response is sent."""
-        outer = self.more_headers
-        self.more_headers = more if outer is None else lambda: [*outer(), *more()]
+        outer = self.extra_headers
+        self.extra_headers = more if outer is None else lambda: [*outer(), *more()]
 
     @contextmanager
-    def reporting(self, header: str) -> Iterator[None]:
+    def report_degradations(self, header: str) -> Iterator[None]:
         """Name what is degraded before the response of the app starts, in its `header`."""
         with degradations() as seen:
 
             def report() -> Headers:
-                if not seen or self.left:  # in the edge's own response nothing is degraded
+                if not seen or self.has_left:  # in the edge's own response nothing is degraded
                     return []
                 return [(header.lower().encode("ascii"), write_degraded(seen).encode("ascii"))]
 
@@ -98,17 +98,17 @@ class HeldRequest(Incoming):
 
     def leave(self, outcome: Outcome, detail: object) -> None:
         """Leave the held gates and count the request; later calls do nothing."""
-        if self.left:
+        if self.has_left:
             return
         edge = self._edge
-        now = self.answered_at or edge._now()
-        self.left = True
-        judged = self._judged
+        now = self.body_started_at or edge._now()
+        self.has_left = True
+        reported = UNUSED if self._is_outcome_known else outcome
         for gate, ticket in self.gates:
-            gate.leave(ticket, UNUSED if judged else outcome, detail, now)
+            gate.leave(ticket, reported, detail, now)
         stats = edge._stats
         if outcome is OK:
-            stats.samples.append(now - self.began)
+            stats.samples.append(now - self.started_at)
             if now >= stats.due:
                 stats.fold(now)
         elif outcome is FAILED:
@@ -118,26 +118,27 @@ class HeldRequest(Incoming):
 
     def give_back(self, error: BaseException | None) -> None:
         """Leave the gates of a request that was refused further in, as if it had never come."""
-        if not self.entered:
-            self.more_headers = None
+        if not self.admitted:
+            self.extra_headers = None
             if self.granted is not None:
                 self.granted.cancel()
-        if not self.left:
-            self.left = True
+        if not self.has_left:
+            self.has_left = True
             now = self._edge._now()
             for gate, ticket in self.gates:
                 gate.leave(ticket, UNUSED, error, now)
 
     def end(self, error: BaseException | None) -> None:
         """Leave the gates that are still held when the app has ended, with `error` or without."""
-        if self.left:
+        if self.has_left:
             return
         # Neither success nor failure if the client has disconnected. Without an exception the app
         # returned in mid-body because of that.
-        gone = type(error).__name__ == "ClientDisconnect" or (
+        is_client_gone = type(error).__name__ == "ClientDisconnect" or (
             self.status > 0 and isinstance(error, OSError)
         )
-        self.leave(FAILED if isinstance(error, Exception) and not gone else CANCELLED, error)
+        has_failed = isinstance(error, Exception) and not is_client_gone
+        self.leave(FAILED if has_failed else CANCELLED, error)
 
 
 def write_degraded(seen: Iterable[CallDegraded]) -> str:

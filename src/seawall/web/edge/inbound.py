@@ -88,11 +88,11 @@ LOG_EVERY: Final = 1.0
 """Minimum number of seconds between two log records of a failing `classify`."""
 
 
-class _Said(NamedTuple):
+class _CallerValues(NamedTuple):
     """Values that a trusted caller sends; None for those it does not send."""
 
-    seconds: float | None
-    level: Criticality | None = None
+    timeout: float | None
+    criticality: Criticality | None = None
     tenant: str | None = None
 
 
@@ -132,58 +132,62 @@ class Inbound:
             )
         self.trust = trust or Trust()
         self.reserve = check_reserve(reserve)
-        self._most = max_criticality
-        self._unsaid = _Said(None if timeout is None else check.seconds("timeout", timeout))
-        self._level = None if max_criticality >= Criticality.CRITICAL else max_criticality
+        self._max_criticality = max_criticality
+        self._defaults = _CallerValues(
+            None if timeout is None else check.seconds("timeout", timeout)
+        )
+        self._default_criticality = (
+            None if max_criticality >= Criticality.CRITICAL else max_criticality
+        )
         """Criticality of unranked requests; None: that of the context."""
         self._classify = None if classify is None else plain_function("classify", classify)
-        self._ranks = self._level is not None or classify is not None
+        self._sets_rank = self._default_criticality is not None or classify is not None
         self._expired = 0
-        self._dropped = 0
+        self._stripped = 0
         self._unclassified = 0
         self._quiet_until = float("-inf")
 
     def __repr__(self) -> str:
         return (
-            f"Inbound(trust={self.trust!r}, timeout={self._unsaid.seconds!r},"
-            f" max_criticality={self._most.name}{', classify=...' if self._classify else ''})"
+            f"Inbound(trust={self.trust!r}, timeout={self._defaults.timeout!r},"
+            f" max_criticality={self._max_criticality.name}{', classify=...' if self._classify else ''})"
         )
 
     def snapshot(self) -> dict[str, int]:
         """Return the numbers of expired, of stripped and of unclassified requests."""
         return {
             "expired": self._expired,
-            "dropped": self._dropped,
+            "dropped": self._stripped,
             "unclassified": self._unclassified,
         }
 
     def dangers(self) -> list[str]:
         """Return configuration problems, as seen in the requests so far."""
-        if not self._dropped or self.trust.believes_callers:
+        if not self._stripped or self.trust.believes_callers:
             return []
         danger = (
-            f"{self._dropped} requests carried a deadline or criticality, and nobody is trusted:"
+            f"{self._stripped} requests carried a deadline or criticality, and nobody is trusted:"
             " they get the full time and rank here, whatever their caller has left; name your"
             " services, as in trust=Trust(callers=['10.0.0.0/8'])"
         )
         return [danger]
 
-    def read(self, incoming: Incoming, clock: Clock, *, plain: bool = False) -> Tokens:
+    def read(self, incoming: Incoming, clock: Clock, *, no_headers: bool = False) -> Tokens:
         """Set the values of the request in the context, and return the state for `undo`.
 
-        Raise `DeadlineExceeded`, and set nothing, if no time is left. `plain` says that the request
-        is known to have none of the headers in `KNOWN`.
+        Raise `DeadlineExceeded`, and set nothing, if no time is left. `no_headers` says that the
+        request is known to have none of the headers in `KNOWN`.
         """
         scope = incoming.scope
-        seconds, level, tenant = self._unsaid
+        seconds, level, tenant = self._defaults
         attempt: int | None = None
-        if not plain and not KNOWN.isdisjoint(incoming.named):
+        if not no_headers and not KNOWN.isdisjoint(incoming.named):
             found = [pair for pair in incoming.headers if pair[0] in KNOWN]
             attempt = _attempt_in(found)
             if self.trust.believes(incoming.peer, incoming.headers):
-                seconds, level, tenant = self._heard(found)
+                seconds, level, tenant = self._trusted_values(found)
             else:
-                self._drop(incoming, KNOWN if attempt is None else KNOWN - {_ATTEMPT})
+                self._strip(incoming, KNOWN if attempt is None else KNOWN - {_ATTEMPT})
         if seconds is not None:
             seconds -= incoming.waited
             if seconds <= 0:
@@ -192,19 +196,19 @@ class Inbound:
         # server, where the deadline of the gRPC call already applies.
         if INCOMING in scope or scope["type"] == "grpc":
             tokens: Tokens = []
-            seconds = self._at_most_held(seconds)
+            seconds = self._within_deadline(seconds)
             around = deadline_scope()
         else:
-            tokens = [] if _CLEARED.isdisjoint(copy_context()) else _start_clean()
+            tokens = [] if _CLEARED.isdisjoint(copy_context()) else _clear_context()
             around = None
         if seconds is not None:
-            incoming._deadline = held = [clock.now() + seconds, clock, around, True]
-            tokens.append(deadline_var.set(held))
+            incoming._deadline = deadline = [clock.now() + seconds, clock, around, True]
+            tokens.append(deadline_var.set(deadline))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
         if attempt is not None:
             tokens.append(attempt_var.set(Attempt(attempt, None, attempt_var.get())))
-        if level is not None or self._ranks:
+        if level is not None or self._sets_rank:
             self._set_rank(tokens, incoming, level, clock)
         return tokens
 
@@ -222,38 +226,39 @@ class Inbound:
             else:
                 reset(token.var, token)
 
-    def _heard(self, found: list[tuple[bytes, bytes]]) -> _Said:
+    def _trusted_values(self, found: list[tuple[bytes, bytes]]) -> _CallerValues:
         """Return the values of a trusted caller in these headers, within the server's bounds."""
-        seconds = self._unsaid.seconds
-        said = least_timeout(found)
-        if said is not None and (seconds is None or said < seconds):
-            seconds = said
+        seconds = self._defaults.timeout
+        sent = least_timeout(found)
+        if sent is not None and (seconds is None or sent < seconds):
+            seconds = sent
         baggage = read_baggage(b",".join(v for name, v in found if name == _BAGGAGE))
-        wanted = read_criticality(baggage)
-        level = None if wanted is None else min(wanted, self._most)
-        return _Said(seconds, level, read_tenant(baggage))
+        level = read_criticality(baggage)
+        if level is not None:
+            level = min(level, self._max_criticality)
+        return _CallerValues(seconds, level, read_tenant(baggage))
 
     def _set_rank(
-        self, tokens: Tokens, incoming: Incoming, said: Criticality | None, clock: Clock
+        self, tokens: Tokens, incoming: Incoming, sent: Criticality | None, clock: Clock
     ) -> None:
         """Set criticality and tier; `classify` sees everything that was set before it."""
-        level = said
+        level = sent
         if self._classify is not None:
             try:
-                level, tier = self._ranked(incoming, said, clock)
+                level, tier = self._classified(incoming, sent, clock)
             except BaseException:
                 self.undo(incoming, tokens)
                 raise
             if tier is not None:
                 tokens.append(tier_var.set(tier))
         if level is None:
-            level = self._level
+            level = self._default_criticality
         if level is not None:
             if INCOMING in incoming.scope:  # the outer edge has ranked it already
                 level = min(level, criticality_var.get())
             tokens.append(criticality_var.set(level))
 
-    def _ranked(self, incoming: Incoming, said: Criticality | None, clock: Clock) -> Rank:
+    def _classified(self, incoming: Incoming, sent: Criticality | None, clock: Clock) -> Rank:
         """Call `classify`; the criticality that a trusted caller sent can only lower the result."""
         assert self._classify is not None  # noqa: S101 - the caller checks this
         try:
@@ -270,12 +275,12 @@ class Inbound:
                 logging.getLogger("seawall").exception(
                     "classify failed: the request is ranked as it would be without it"
                 )
-            return Rank(said)
-        if level is None or (said is not None and said < level):
-            level = said
+            return Rank(sent)
+        if level is None or (sent is not None and sent < level):
+            level = sent
         return Rank(level, tier)
 
-    def _at_most_held(self, seconds: float | None) -> float | None:
+    def _within_deadline(self, seconds: float | None) -> float | None:
         """Return the timeout to set; None if the deadline that already applies is earlier."""
         left = seconds_left()
         if left is None:
@@ -290,25 +295,25 @@ class Inbound:
             "the caller's deadline had passed when the request came", policy="deadline"
         )
 
-    def _drop(self, incoming: Incoming, names: frozenset[bytes]) -> None:
+    def _strip(self, incoming: Incoming, names: frozenset[bytes]) -> None:
         """Remove the headers with these `names` from the request: its sender is not trusted.
 
         Other baggage stays, unless it exceeds the length that a receiver must accept.
         """
         headers = incoming.headers
         lines = [value for name, value in headers if name == _BAGGAGE]
-        kept, touched = b"", True
+        kept, is_changed = b"", True
         # Check the length before joining, and join before parsing, so that many lines cost no more.
         if len(lines) <= _MOST_LINES and sum(map(len, lines)) + len(lines) <= LONGEST:
             given = b",".join(lines)
             kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
-            touched = kept != given
+            is_changed = kept != given
         rest = [pair for pair in headers if pair[0] not in names]
-        if not touched and len(rest) + len(lines) == len(headers):
+        if not is_changed and len(rest) + len(lines) == len(headers):
             return  # the request contained nothing to remove
         if kept:
             rest.append((_BAGGAGE, kept))
-        self._dropped += 1
+        self._stripped += 1
         incoming.replace_headers(rest)
 
 
@@ -338,6 +343,6 @@ def _attempt_in(found: list[tuple[bytes, bytes]]) -> int | None:
     return read_attempt(attempts.pop()) if len(attempts) == 1 else None
 
 
-def _start_clean() -> Tokens:
+def _clear_context() -> Tokens:
     """Clear the values that an earlier request left in the context."""
     return [var.set(clean) for var, clean in _UNSET.items() if var.get() != clean]

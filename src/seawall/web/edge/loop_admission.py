@@ -96,7 +96,7 @@ CHEAP_WAIT: Final = 0.25
 """Seconds for which cheap requests wait while the loop is busy: enough for hundreds of concurrent
 clients."""
 
-HOPS: Final = 3
+ITERATIONS_BETWEEN_TURNS: Final = 3
 """Loop iterations from the end of a turn to the choice of the next waiting requests.
 
 In the first, the loop reads the sockets; in the second, the tasks of those requests run and join
@@ -157,7 +157,7 @@ class LoopAdmissionGate(GateBound, QueueState):
 
     def __init__(self, policy: LoopAdmission, host: Host) -> None:
         super().__init__(policy, host)
-        self.slots = _Rights(1, order="criticality", room=MOST_WAITING, discipline=self)
+        self.slots = _StartRights(1, order="criticality", room=MOST_WAITING, discipline=self)
         self._now = host.clock.now
         self._start(None)
         survives_fork(self)
@@ -167,11 +167,11 @@ class LoopAdmissionGate(GateBound, QueueState):
         self._loop = loop
         self._queued = self.slots.queue._lanes
         """Not empty while requests wait. Cheaper to check than the length of the queue."""
-        self._turning = False  # whether a turn is in progress
-        self._dispatching = False  # whether a turn for waiting requests is scheduled
-        self._open = False  # whether new requests may join the current turn
-        self._began = self._busy_since = 0.0
-        self._begun = 0
+        self._in_turn = False  # whether a turn is in progress
+        self._turn_scheduled = False  # whether a turn for waiting requests is scheduled
+        self._turn_is_open = False  # whether new requests may join the current turn
+        self._turn_began_at = self._busy_since = 0.0
+        self._started_in_turn = 0
         self._windows_queued = 0
         """Number of windows for which requests have been waiting at the end of every turn."""
         self.unwatched = -inf
@@ -185,35 +185,35 @@ class LoopAdmissionGate(GateBound, QueueState):
         """Whether the loop is overloaded."""
         self.free = True
         """Whether it is not: otherwise `refuse_if_full` may refuse, as that of a `SlotGate`."""
-        self._calm = 0.0  # number of seconds for which windows have been calm
-        self._burst = True
+        self._calm_seconds = 0.0  # number of seconds for which windows have been calm
+        self._is_burst = True
         """Whether the queue is a burst: the loop was idle when it formed, a short time ago."""
-        self._cheap = False
+        self._is_cheap = False
         self._slice = self.policy.slice
-        self._earlier = 0.0, 0  # CPU time and number of requests of the previous window
+        self._previous_window = 0.0, 0  # CPU time and number of requests of the previous window
         self._open_window(self._now())
 
     def _open_window(self, now: float) -> None:
-        self._window, self._cpu = now, thread_time()
-        self._took = 0.0
-        self.served = 0
+        self._window_began_at, self._window_cpu = now, thread_time()
+        self._busy_seconds = 0.0
+        self._started = 0
         self._held_back = 0  # requests that arrived in this window minus those that started in it
-        self._emptied = not self._queued
+        self._was_empty = not self._queued
         """Whether the queue was empty at some moment of this window."""
 
     def enter(self, now: float) -> None:
         """Start the request if the turn has time left and no other goes first; else wait."""
         if now < self.unwatched:
-            self.served += 1
-        elif not self.begins(now):
+            self._started += 1
+        elif not self.start_in_turn(now):
             if self.policy.mode != "enforce":
-                self.served += 1
+                self._started += 1
                 return
             self._held_back += 1
             wait = self._longest_wait()
-            raise Wait(_TurnWaiter(self.slots, self.host.clock, now, wait, self.turned_away))
+            raise Wait(_TurnWaiter(self.slots, self.host.clock, now, wait, self.refuse_request))
 
-    def begins(self, now: float) -> bool:
+    def start_in_turn(self, now: float) -> bool:
         """Start a request in a watched turn; return False if no time is left, or others go first.
 
         If False, nothing has started, and a turn for waiting requests follows.
@@ -221,23 +221,23 @@ class LoopAdmissionGate(GateBound, QueueState):
         loop = get_running_loop()
         if loop is not self._loop and not self._adopt(loop):
             return True
-        if not self._turning:
-            if self._dispatching:
+        if not self._in_turn:
+            if self._turn_scheduled:
                 return False
-            if now - self._window >= WINDOW:
-                self._measure(now)
+            if now - self._window_began_at >= WINDOW:
+                self._close_window(now)
             self._busy_since = now
             if self.strict:  # refuse excess requests before any computes
-                self._dispatching = True
-                self._later(HOPS)
+                self._turn_scheduled = True
+                self._dispatch_after(ITERATIONS_BETWEEN_TURNS)
                 return False
-            self._turning = self._open = True
-            self._began = now
-            self._begun = 1
-            loop.call_soon(self._end)
+            self._in_turn = self._turn_is_open = True
+            self._turn_began_at = now
+            self._started_in_turn = 1
+            loop.call_soon(self._end_turn)
             return True
-        if self._open and now - self._began <= self._slice and not self._queued:
-            self._begun += 1
+        if self._turn_is_open and now - self._turn_began_at <= self._slice and not self._queued:
+            self._started_in_turn += 1
             return True
         return False
 
@@ -249,12 +249,12 @@ class LoopAdmissionGate(GateBound, QueueState):
         if self.policy.mode != "enforce" or get_running_loop() is not self._loop:
             return
         rank, waiting = current_criticality(), 0
-        for (other, _), lane in self._queued.items():
+        for (other, _), waiters in self._queued.items():
             if other >= rank:
-                waiting += len(lane)
+                waiting += len(waiters)
         if waiting >= TURNS_AHEAD * self._batch():
             self._held_back += 1
-            self.turned_away("shed")
+            self.refuse_request("shed")
 
     def _batch(self) -> int:
         """Return how many waiting requests start in one turn."""
@@ -265,9 +265,9 @@ class LoopAdmissionGate(GateBound, QueueState):
         policy = self.policy
         if self.strict:
             return max(policy.slice, OVERLOAD_WAIT * self.cost)
-        if self._burst:
+        if self._is_burst:
             return policy.patience
-        return max(policy.target, CHEAP_WAIT if self._cheap else BUSY_WAIT * self.cost)
+        return max(policy.target, CHEAP_WAIT if self._is_cheap else BUSY_WAIT * self.cost)
 
     def _adopt(self, loop: AbstractEventLoop) -> bool:
         """Watch `loop` from now on, unless another running loop is being watched."""
@@ -277,7 +277,7 @@ class LoopAdmissionGate(GateBound, QueueState):
         self._start(loop)
         return True
 
-    def turned_away(self, why: Refusal) -> None:
+    def refuse_request(self, why: Refusal) -> None:
         """Refuse a request that got no turn."""
         if why == "deadline":
             message = f"guard {self.host.name!r}: the deadline passed while waiting for a turn"
@@ -293,90 +293,92 @@ class LoopAdmissionGate(GateBound, QueueState):
 
     # At the end of each turn
 
-    def _end(self) -> None:
+    def _end_turn(self) -> None:
         """Measure the turn, and schedule the waiting requests."""
-        self._turning = False
+        self._in_turn = False
         now = self._now()
-        self._took += now - self._busy_since
+        self._busy_seconds += now - self._busy_since
         self._busy_since = now
-        self.served += self._begun
+        self._started += self._started_in_turn
         if not self._queued:
-            self._emptied = True
-        elif now - self._window >= WINDOW:
-            self._measure(now)
+            self._was_empty = True
+        elif now - self._window_began_at >= WINDOW:
+            self._close_window(now)
         else:
-            self._weigh(now)
-        if self._queued or now - self._began > self._slice:
+            self._update_cost(now)
+        if self._queued or now - self._turn_began_at > self._slice:
             # Also if the queue is empty: requests that arrived during a long turn are still in the
             # sockets.
-            self._dispatching = True
-            self._later(HOPS)
-        elif self._cheap:
+            self._turn_scheduled = True
+            self._dispatch_after(ITERATIONS_BETWEEN_TURNS)
+        elif self._is_cheap:
             self.unwatched = now + UNWATCHED
 
-    def _measure(self, now: float) -> None:
+    def _close_window(self, now: float) -> None:
         """Close the window: decide from its load and cost whether the loop is overloaded."""
-        passed = now - self._window
-        burnt = self._weigh(now)
-        self.busy = min(1.0, max(self._took, burnt) / passed)
-        self.load = self.busy * (1.0 + self._held_back / max(1, self.served))
-        self._cheap = self.cost < self.policy.cheap
-        self._slice = CHEAP_SLICE if self._cheap else self.policy.slice
-        self._windows_queued = 0 if self._emptied else self._windows_queued + 1
+        passed = now - self._window_began_at
+        cpu = self._update_cost(now)
+        self.busy = min(1.0, max(self._busy_seconds, cpu) / passed)
+        self.load = self.busy * (1.0 + self._held_back / max(1, self._started))
+        self._is_cheap = self.cost < self.policy.cheap
+        self._slice = CHEAP_SLICE if self._is_cheap else self.policy.slice
+        self._windows_queued = 0 if self._was_empty else self._windows_queued + 1
         persists = self._windows_queued > BURST_WINDOWS
         if persists or not self._queued:
-            self._burst = self.load < IDLE
-        self._calm = 0.0 if self.load > CALM else self._calm + passed
+            self._is_burst = self.load < IDLE
+        self._calm_seconds = 0.0 if self.load > CALM else self._calm_seconds + passed
         if self.strict:
-            suspect = self._calm < (CALM_TIME if self.busy < IDLE else WINDOW)
+            suspect = self._calm_seconds < (CALM_TIME if self.busy < IDLE else WINDOW)
         else:
             suspect = persists and self.load > OVERLOAD
-        overloaded = suspect and not self._cheap
+        overloaded = suspect and not self._is_cheap
         if overloaded is not self.strict:
             self.strict, self.free = overloaded, not overloaded
             load = round(self.load, 3)
             emit(OverloadChanged, self.host.name, overloaded=overloaded, load=load)
-        self._earlier = burnt, self.served
+        self._previous_window = cpu, self._started
         self._open_window(now)
 
-    def _weigh(self, now: float) -> float:
+    def _update_cost(self, now: float) -> float:
         """Measure the cost of a request over the last two windows; return this one's CPU time."""
         # Of a long idle time only the last moments count: most of it was spent on other things.
-        burnt = (thread_time() - self._cpu) * min(1.0, WINDOW / max(1e-9, now - self._window))
-        seconds, requests = self._earlier
-        if requests + self.served:
-            self.cost = (seconds + burnt) / (requests + self.served)
-        return burnt
+        share = min(1.0, WINDOW / max(1e-9, now - self._window_began_at))
+        cpu = (thread_time() - self._window_cpu) * share
+        seconds, requests = self._previous_window
+        if requests + self._started:
+            self.cost = (seconds + cpu) / (requests + self._started)
+        return cpu
 
-    def _later(self, hops: int) -> None:
+    def _dispatch_after(self, iterations: int) -> None:
         """Let the loop read its sockets first, so that new requests have joined the queue."""
         loop = get_running_loop()
-        if hops:
-            loop.call_soon(self._later, hops - 1)
+        if iterations:
+            loop.call_soon(self._dispatch_after, iterations - 1)
         else:
-            self._dispatch(loop)
+            self._start_waiting(loop)
 
-    def _dispatch(self, loop: AbstractEventLoop) -> None:
+    def _start_waiting(self, loop: AbstractEventLoop) -> None:
         """Start a turn of waiting requests, if there are any."""
-        self._dispatching = False
+        self._turn_scheduled = False
         if not self._queued:
             return
         now = self._now()
         if self.strict:
-            self._refuse(now)  # first, so that no request computes before the refusals are sent
-        self._turning = True
-        self._open = False
-        self._began = now
-        self._begun = 0
+            # First, so that no request computes before the refusals are sent.
+            self._refuse_late(now)
+        self._in_turn = True
+        self._turn_is_open = False
+        self._turn_began_at = now
+        self._started_in_turn = 0
         for _ in range(self._batch()):
             if not self._queued:
                 break
-            self._begun += 1
+            self._started_in_turn += 1
             self.slots.give_back()
-        self._held_back -= self._begun
-        loop.call_soon(self._end)  # after the requests that were just started
+        self._held_back -= self._started_in_turn
+        loop.call_soon(self._end_turn)  # after the requests that were just started
 
-    def _refuse(self, now: float) -> None:
+    def _refuse_late(self, now: float) -> None:
         """Refuse requests that have waited too long, the least critical first."""
         slots, longest = self.slots, self._longest_wait()
         with slots.mutex:
@@ -420,7 +422,7 @@ class _TurnWaiter(SlotWaiter):
         self._leave_queue()  # a granted turn is lost, not passed on: the next comes soon
 
 
-class _Rights(AnonymousSlots):
+class _StartRights(AnonymousSlots):
     """Rights to start a request, granted one by one and never returned."""
 
     def __init__(self, limit: int, **options: Any) -> None:

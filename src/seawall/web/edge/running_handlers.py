@@ -8,8 +8,9 @@
 
 Promises:
 
-- A request of such an app that is cut gets a disconnect from `receive`, and is not cancelled. An
-  app that waits for a thread gets the disconnect, or the cancellation, when the thread has ended.
+- A request of such an app gets a disconnect from `receive` at its deadline, and is not cancelled.
+  If the app waits for a thread, it gets the disconnect, or the cancellation, when the thread has
+  ended.
 - The client gets its response at that moment. What the app sends afterwards is discarded.
 - The request holds its gates until the app's call has ended, however long that takes.
 """
@@ -26,7 +27,7 @@ from seawall.runtime.layers import CANCELLED, Outcome
 
 if TYPE_CHECKING:
     from seawall.web.asgi_types import Message
-    from seawall.web.edge.passage import Passage
+    from seawall.web.edge.asgi_request import AsgiRequest
 
 _RUN_IN_THREAD: Final = frozenset(
     {
@@ -41,66 +42,66 @@ the lookup of a host name, are cancelled: nobody would expect them to hold a pla
 
 
 class RunningHandlers:
-    """The tasks of one request's app that wait in `receive`, and the end of a cut request."""
+    """The tasks of one request's app that wait in `receive`, and the end of an expired request."""
 
-    def __init__(self, passage: Passage) -> None:
-        self._passage = passage
+    def __init__(self, request: AsgiRequest) -> None:
+        self._request = request
         self._listeners: dict[asyncio.Task[Any], int] = {}
         """Tasks that wait in `receive`, and how often each was cancelled before."""
-        self._held: tuple[tuple[Any, Any], ...] = ()
+        self._gates: tuple[tuple[Any, Any], ...] = ()
         self._verdict: tuple[Outcome, object] = CANCELLED, None
-        self._answer: asyncio.Task[None] | None = None
+        self._response: asyncio.Task[None] | None = None
         self._threads: tuple[asyncio.Future[Any], ...] = ()
         self._by_disconnect = True
         """Whether a disconnect ends the app; otherwise a cancellation does."""
         self._cancelling: int | None = None
         """How often the app's task was cancelled before this; None if this has not cancelled it."""
-        self.is_cut = False
-        """Whether the request was cut, and its app is not cancelled by the edge."""
+        self.is_expired = False
+        """Whether the deadline has passed, and the edge does not cancel the app."""
 
     async def listen(self, receive: Callable[[], Awaitable[Message]]) -> Message:
-        """Receive a message in a child task; if the request is cut, that is a disconnect."""
-        if self.is_cut:
+        """Receive a message in a child task; at the deadline, that is a disconnect."""
+        if self.is_expired:
             return self._disconnect()
         task = running_task()
         self._listeners[task] = cancelling = task.cancelling()
         try:
             return await receive()
         except asyncio.CancelledError as error:
-            if self.is_cut and take_back(task, cancelling, error):
+            if self.is_expired and take_back(task, cancelling, error):
                 return self._disconnect()
             raise
         finally:
             del self._listeners[task]
-            if not self._listeners and not self.is_cut:
-                self._passage.handlers = None  # Break the reference cycle.
+            if not self._listeners and not self.is_expired:
+                self._request.running_handlers = None  # Break the reference cycle.
 
     def _disconnect(self) -> Message:
-        kind = self._passage.scope["type"]
+        kind = self._request.scope["type"]
         # The codes are for websockets: 1006 is the loss of a connection that was not closed.
         return {"type": f"{kind}.disconnect", **({"code": 1006} if kind == "websocket" else {})}
 
-    def cut(self) -> bool:
+    def expire(self) -> bool:
         """Send the client its response, and end the app when no thread works for it any more.
 
         Return False if a cancellation ends the app's handler.
         """
-        passage = self._passage
-        tasks = _tasks_in_wait(passage.task) if self._listeners else None
-        threads = [thread_of(task) for task in ((passage.task,) if tasks is None else tasks)]
+        request = self._request
+        tasks = _tasks_in_wait(request.task) if self._listeners else None
+        threads = [thread_of(task) for task in ((request.task,) if tasks is None else tasks)]
         self._threads = tuple(thread for thread in threads if thread is not None)
         if tasks is None and not self._threads:
             return False
         self._by_disconnect = tasks is not None
-        self.is_cut = True
-        self._held, passage.gates = passage.gates, ((self, None),)
-        response = passage.settle_cut()
-        passage.to = self._discard
+        self.is_expired = True
+        self._gates, request.gates = request.gates, ((self, None),)
+        response = request.settle_expired()
+        request.server_send = self._discard
         for thread in self._threads:
             thread.add_done_callback(self._end_app)
         self._end_app()
         if response is not None:
-            self._answer = asyncio.get_running_loop().create_task(response)
+            self._response = asyncio.get_running_loop().create_task(response)
         return True
 
     def _end_app(self, _thread: object = None) -> None:
@@ -111,7 +112,7 @@ class RunningHandlers:
             for listener in self._listeners:
                 listener.cancel(EXPIRED)
             return
-        task = self._passage.task
+        task = self._request.task
         if task is not None and self._cancelling is None:
             self._cancelling = task.cancelling()
             task.cancel(EXPIRED)
@@ -131,15 +132,15 @@ class RunningHandlers:
 
         Return whether `error` is the cancellation that ended the app.
         """
-        held, self._held = self._held, ()
+        held, self._gates = self._gates, ()
         outcome, detail = self._verdict
         for gate, ticket in held:
             gate.leave(ticket, outcome, detail, now)
-        task, before = self._passage.task, self._cancelling
-        own = task is not None and before is not None and take_back(task, before, error)
-        if self._answer is not None:
-            await self._answer
-        return own
+        task, before = self._request.task, self._cancelling
+        is_own = task is not None and before is not None and take_back(task, before, error)
+        if self._response is not None:
+            await self._response
+        return is_own
 
 
 def thread_of(task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:

@@ -12,7 +12,7 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import CANCELLED, OK, UNUSED
 from seawall.runtime.mutex import Mutex
 from seawall.web.asgi_types import Message, Receive, Send
-from seawall.web.edge.passage import Passage, awaitable_by_apps
+from seawall.web.edge.asgi_request import AsgiRequest, mark_as_coroutine_functions
 
 if TYPE_CHECKING:
     from seawall.runtime.policy import GateBound
@@ -33,61 +33,63 @@ _HANDSHAKE_OVER: Final = frozenset(
 )
 
 
-class SocketPassage(Passage):
+class WebsocketHandshake(AsgiRequest):
     """Handshake of a websocket: ends when it is accepted or refused, whatever follows."""
 
-    __slots__ = ("_keeps",)
+    __slots__ = ("_connection_gates",)
 
     def __init__(
-        self, scope: MutableMapping[str, Any], source: Receive, to: Send, edge: Edge
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, edge: Edge
     ) -> None:
-        super().__init__(scope, source, to, edge)
-        self._keeps: list[tuple[Any, Any]] = []
+        super().__init__(scope, receive, send, edge)
+        self._connection_gates: list[tuple[Any, Any]] = []
 
-    def keep(self, gate: GateBound | AddressShare, ticket: Any) -> None:
+    def hold_until_closed(self, gate: GateBound | AddressShare, ticket: Any) -> None:
         """Leave `gate` when the connection is closed."""
-        self._keeps.append((gate, ticket))
+        self._connection_gates.append((gate, ticket))
 
     def receive(self) -> Awaitable[Message]:
         """Receive a message from the server."""
-        return self.source() if self.left else self._listen(self.source)
+        if self.has_left:
+            return self.server_receive()
+        return self._receive_in_task(self.server_receive)
 
-    def _problem_send(self) -> Send:
-        return SocketAnswer(self.scope, self.to)
+    def _problem_sender(self) -> Send:
+        return WebsocketResponse(self.scope, self.server_send)
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message to the server."""
         kind = message["type"]
-        if not self.left and kind in _HANDSHAKE_OVER:
+        if not self.has_left and kind in _HANDSHAKE_OVER:
             self.status = message.get("status", 101)
-            self._stop_time()
+            self._stop_timer()
             if self._deadline is not None:
                 end_scope(self._deadline)  # an open connection has no deadline
-            if self.more_headers is not None and kind == "websocket.accept":
-                more = self.more_headers()
+            if self.extra_headers is not None and kind == "websocket.accept":
+                more = self.extra_headers()
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             self.leave(OK, STREAMED)
-        return self.to(message)
+        return self.server_send(message)
 
     def close(self, error: BaseException | None) -> None:
         """Leave the gates that are held until the connection closes; later calls do nothing."""
-        keeps, self._keeps = self._keeps, []
-        if keeps:
+        gates, self._connection_gates = self._connection_gates, []
+        if gates:
             now = self._edge._now()
             outcome = UNUSED if not self.status else OK if error is None else CANCELLED
-            for gate, ticket in keeps:
+            for gate, ticket in gates:
                 if gate.leave is not None:
                     gate.leave(ticket, outcome, STREAMED, now)
 
 
-awaitable_by_apps(SocketPassage.receive, SocketPassage.send)
+mark_as_coroutine_functions(WebsocketHandshake.receive, WebsocketHandshake.send)
 
 
 class AddressShare:
-    """Number of open websockets of each address, at most `most`. Used like a gate."""
+    """Number of open websockets of each address, at most `limit`. Used like a gate."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._open: dict[str, int] = {}
         self._mutex = Mutex()
         survives_fork(self)
@@ -96,7 +98,7 @@ class AddressShare:
         """Count one more for `address`; return False if it has too many."""
         with self._mutex:
             count = self._open.get(address, 0)
-            if count >= self.most:
+            if count >= self.limit:
                 return False
             self._open[address] = count + 1
             return True
@@ -116,19 +118,19 @@ class AddressShare:
         self._open = {}
 
 
-class SocketAnswer:
+class WebsocketResponse:
     """Adapter that sends the messages of an HTTP response to a websocket client."""
 
     def __init__(self, scope: MutableMapping[str, Any], send: Send) -> None:
         """Send with `send`, as a full response if the server supports it, else as a close code."""
-        self._offered = "websocket.http.response" in (scope.get("extensions") or {})
+        self._supports_responses = "websocket.http.response" in (scope.get("extensions") or {})
         self._send = send
-        self.done = False
+        self.has_started = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send a message of an HTTP response."""
-        self.done = True
-        if self._offered:
+        self.has_started = True
+        if self._supports_responses:
             await self._send({**message, "type": f"websocket.{message['type']}"})
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 for _ in range(CLOSING_TURNS):

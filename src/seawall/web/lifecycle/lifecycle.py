@@ -45,7 +45,7 @@ State: TypeAlias = Literal["starting", "ready", "draining", "stopped"]
 StepFunction: TypeAlias = Callable[[], Any]
 OnFailure: TypeAlias = Literal["retry", "ignore", "fail"]
 
-LOOK_AFTER: Final = 1.0
+CHECK_SIGNALS_AFTER: Final = 1.0
 """Seconds after the start at which servers have installed their own signal handlers too."""
 
 MOST_STEPS: Final = 100
@@ -98,15 +98,15 @@ class Lifecycle:
         self.refused = 0
         """Number of requests that came too late."""
         self.last_drain: Drained | None = None
-        self._counted: Callable[[], int] | None = None
+        self._count_in_flight: Callable[[], int] | None = None
         """Function that returns the number of requests in flight, where others count them."""
         self._signals = Signals() if check.flag("signals", signals) else None
         self._steps: list[_WarmUpStep] = []
-        self._alive = False
-        self._begin_life()
+        self._in_lifespan = False
+        self._reset()
         registry.enter(self, "lifecycle", name)
 
-    def _begin_life(self) -> None:
+    def _reset(self) -> None:
         self._in_flight = 0
         self.sockets = 0
         """Number of websockets among them."""
@@ -116,21 +116,21 @@ class Lifecycle:
         """Whether the service is draining: connections should be closed after the response."""
         self._accepts = False
         self._refuses = False
-        self._idle: Future[None] | None = None
-        self._closed: Future[None] | None = None
-        self._stop: Stop | None = None
+        self._requests_ended: Future[None] | None = None
+        self._sockets_closed: Future[None] | None = None
+        self._stop_server: Stop | None = None
         self._warming: Task[None] | None = None
         self._drain: Task[Drained] | None = None
-        self._over = 0.0  # time at which draining ends at the latest
-        self._stops = False  # whether the server may be stopped
-        self._look: TimerHandle | None = None
+        self._drain_until = 0.0  # time at which draining ends at the latest
+        self._may_stop_server = False  # whether the server may be stopped
+        self._signal_check: TimerHandle | None = None
         self._drain_begun = Event()
-        self._hurry = Event()
+        self._skip_delay = Event()
 
     @property
     def in_flight(self) -> int:
         """Number of requests in flight, including streams and websockets."""
-        return self._in_flight if self._counted is None else self._counted()
+        return self._in_flight if self._count_in_flight is None else self._count_in_flight()
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.name!r}: {self._state}, {self.in_flight} in flight>"
@@ -140,7 +140,7 @@ class Lifecycle:
     def begin(self) -> bool:
         """Count a request in; return False if it must be refused as the service is stopping."""
         if not self._accepts:
-            self.notice()
+            self.start_if_needed()
             if self._refuses:
                 self.refused += 1
                 return False
@@ -151,8 +151,8 @@ class Lifecycle:
         """Count out a request that was counted in."""
         if self._in_flight > 0:  # otherwise it belongs to an earlier life
             self._in_flight -= 1
-        if self._idle is not None and not self._in_flight:
-            set_done(self._idle)
+        if self._requests_ended is not None and not self._in_flight:
+            set_done(self._requests_ended)
 
     def begin_socket(self) -> bool:
         """Count a websocket in; the server, which would cut it off, is stopped only after it."""
@@ -164,17 +164,17 @@ class Lifecycle:
         """Count out a websocket that was counted in."""
         if self.sockets > 0:
             self.sockets -= 1
-        if self._closed is not None and not self.sockets:
-            set_done(self._closed)
+        if self._sockets_closed is not None and not self.sockets:
+            set_done(self._sockets_closed)
         self.end()
 
-    def notice(self) -> None:
+    def start_if_needed(self) -> None:
         """Start without a lifespan event: some servers serve without the lifespan protocol."""
-        if self._alive:
+        if self._in_lifespan:
             return
         over = self._drain is None or _is_gone(self._drain)
         if self._refuses and over and self._loop is not get_running_loop():
-            self._begin_life()  # the last life belonged to another event loop
+            self._reset()  # the last life belonged to another event loop
         if not self._accepts and not self._refuses:
             if self._signals is not None:
                 self._warn_of_delay("its server does not tell of its start (ASGI lifespan)")
@@ -187,7 +187,7 @@ class Lifecycle:
         self._begin_to_accept()
         self._warm_up()
 
-    def answering(self, scope: Scope, send: Send) -> Send:
+    def closing_send(self, scope: Scope, send: Send) -> Send:
         """Return `send`; while draining, one that closes the connection after the response.
 
         So keep-alive connections end between two requests, and not during a request in transit.
@@ -222,7 +222,7 @@ class Lifecycle:
         listener = partial(begun.set)  # a distinct object for each waiting task
         stop.listen(listener)
         try:
-            if not stop.asked():  # the stop may have come before the listener
+            if not stop.is_stopping():  # the stop may have come before the listener
                 await begun.wait()
         finally:
             stop.ignore(listener)
@@ -271,7 +271,7 @@ class Lifecycle:
     def _warm_up(self) -> None:
         left = [step for step in self._steps if not step.done]
         if not left:
-            self._move("ready")
+            self._enter_state("ready")
             return
         self._warming = get_running_loop().create_task(self._warm_in_background(left))
 
@@ -279,7 +279,7 @@ class Lifecycle:
         for step in steps:
             await step.run(self.name)
         if self._warming is current_task():  # otherwise another life has begun
-            self._move("ready")
+            self._enter_state("ready")
 
     # Draining
 
@@ -293,38 +293,38 @@ class Lifecycle:
 
     def _draining(self, stop: Stop | None) -> Task[Drained]:
         loop = get_running_loop()
-        self._stop = stop or self._stop
+        self._stop_server = stop or self._stop_server
         if self._drain is None:
             if self._warming is not None:
                 self._warming.cancel()
-            self._move("draining")
+            self._enter_state("draining")
             self._drain_begun.set()
-            self._over = loop.time() + self.drain_timeout
+            self._drain_until = loop.time() + self.drain_timeout
             self._drain = loop.create_task(self._run_drain())
-        elif stop is not None and self._stops:  # the signal came after the decision to stop
-            stop(self._over - loop.time())
+        elif stop is not None and self._may_stop_server:  # the signal came after that decision
+            stop(self._drain_until - loop.time())
         return self._drain
 
     async def _run_drain(self) -> Drained:
         loop = get_running_loop()
-        over = self._over
+        over = self._drain_until
         if self.delay:
-            await _passed(self._hurry.wait(), self.delay)
+            await _wait_at_most(self._skip_delay.wait(), self.delay)
         self._accepts = False
         self._refuses = True
         if self.sockets:
-            self._closed = loop.create_future()
-            await _passed(self._closed, over - loop.time())
+            self._sockets_closed = loop.create_future()
+            await _wait_at_most(self._sockets_closed, over - loop.time())
         cut = self.in_flight if loop.time() >= over else 0
-        self._stops = True
-        if self._stop is not None:
-            self._stop(over - loop.time())
-        self._idle = loop.create_future()
+        self._may_stop_server = True
+        if self._stop_server is not None:
+            self._stop_server(over - loop.time())
+        self._requests_ended = loop.create_future()
         if self.in_flight:  # in this order, as other threads may count requests out
-            await _passed(self._idle, over - loop.time())
+            await _wait_at_most(self._requests_ended, over - loop.time())
         seconds = loop.time() - over + self.drain_timeout
         drained = self.last_drain = Drained(seconds, max(cut, self.in_flight))
-        self._move("stopped")
+        self._enter_state("stopped")
         if drained.cut:
             _warn(
                 "service %r: %d requests were still in flight after %.1f s of draining",
@@ -332,7 +332,7 @@ class Lifecycle:
             )  # fmt: skip
         return drained
 
-    def _move(self, state: State) -> None:
+    def _enter_state(self, state: State) -> None:
         before, self._state = self._state, state
         self.draining = state == "draining"
         if before != state:
@@ -347,27 +347,28 @@ class Lifecycle:
         server of the same app gets its lifespan from the app alone: this lifecycle follows the
         first.
         """
-        if self._alive:
+        if self._in_lifespan:
             await app(scope, receive, send)
             return
         if self._loop is not None:
-            self._begin_life()
-        self._alive = True
-        talk = _LifespanExchange(self, receive, send)
+            self._reset()
+        self._in_lifespan = True
+        exchange = _LifespanExchange(self, receive, send)
         try:
             try:
-                await app(scope, talk.receive, talk.send)
+                await app(scope, exchange.receive, exchange.send)
             except Exception:
-                if talk.failure is not None and not talk.answered:
-                    await talk.refuse(talk.failure)
-                if talk.listened or talk.answered:  # otherwise it does not know the protocol
+                if exchange.failure is not None and not exchange.has_replied:
+                    await exchange.refuse(exchange.failure)
+                # Otherwise it does not know the protocol.
+                if exchange.app_has_received or exchange.has_replied:
                     raise
-            if not talk.answered:
-                await talk.alone()
+            if not exchange.has_replied:
+                await exchange.run_without_app()
         finally:
-            self._end_life()
-            if not talk.answered:  # a server that does not require lifespan may still serve it
-                self._begin_life()
+            self._end_lifespan()
+            if not exchange.has_replied:
+                self._reset()  # a server that does not require lifespan may still serve it
 
     async def _start(self) -> None:
         """Run what must precede the report of a complete startup, or raise."""
@@ -380,12 +381,13 @@ class Lifecycle:
             if why is not None:
                 self._warn_of_delay(why)
             elif self.delay:
-                self._look = get_running_loop().call_later(LOOK_AFTER, self._look_at_signals)
+                loop = get_running_loop()
+                self._signal_check = loop.call_later(CHECK_SIGNALS_AFTER, self._check_signals)
         self._warm_up()
 
-    def _look_at_signals(self) -> None:
+    def _check_signals(self) -> None:
         """Warn if the server replaced the signal handler after the start, as some do."""
-        if self._signals is not None and not self._signals.holds():
+        if self._signals is not None and not self._signals.is_first():
             self._warn_of_delay("its server has taken over SIGTERM since the start")
 
     def _warn_of_delay(self, why: str) -> None:
@@ -396,20 +398,20 @@ class Lifecycle:
                 self.name, why, self.delay,
             )  # fmt: skip
 
-    async def _shut(self) -> None:
+    async def _shut_down(self) -> None:
         """Drain without delay: the server accepts no more requests."""
         signals = self._signals
-        unheard = self._drain is None and signals is not None and signals.holds()
-        if unheard and not signals.is_before_uvicorn():  # type: ignore[union-attr]
+        is_without_signal = self._drain is None and signals is not None and signals.is_first()
+        if is_without_signal and not signals.is_before_uvicorn():  # type: ignore[union-attr]
             # Under uvicorn that was Ctrl+C, which is not delayed.
             self._warn_of_delay("its server stopped without a SIGTERM for this process")
-        self._hurry.set()
+        self._skip_delay.set()
         await self.drain()
 
-    def _end_life(self) -> None:
-        self._alive = False
-        if self._look is not None:
-            self._look.cancel()
+    def _end_lifespan(self) -> None:
+        self._in_lifespan = False
+        if self._signal_check is not None:
+            self._signal_check.cancel()
         if self._signals is not None:
             self._signals.restore()
         if self._warming is not None:
@@ -418,7 +420,7 @@ class Lifecycle:
             self._drain.cancel()  # the server did not wait: its loop is ending
         self._accepts = False
         self._refuses = True
-        self._move("stopped")
+        self._enter_state("stopped")
 
 
 class _LifespanExchange:
@@ -428,22 +430,22 @@ class _LifespanExchange:
         self._lifecycle = lifecycle
         self._receive = receive
         self._send = send
-        self._asked = False
-        self.listened = False
+        self._startup_received = False
+        self.app_has_received = False
         """Whether the app has called `receive`."""
-        self.answered = False
+        self.has_replied = False
         """Whether a message was sent to the server."""
         self.failure: Exception | None = None
         """The exception that prevented the start, if it was not raised by the app itself."""
 
     async def receive(self) -> Message:
         """Receive from the server; pass a shutdown on only after draining."""
-        self.listened = True
+        self.app_has_received = True
         message = await self._receive()
         if message["type"] == "lifespan.startup":
-            self._asked = True
+            self._startup_received = True
         elif message["type"] == "lifespan.shutdown":
-            await self._lifecycle._shut()
+            await self._lifecycle._shut_down()
         return message
 
     async def send(self, message: Message) -> None:
@@ -454,22 +456,22 @@ class _LifespanExchange:
             except Exception as error:
                 self.failure = error
                 raise  # in the app, so that it closes what it has opened
-        self.answered = True
+        self.has_replied = True
         await self._send(message)
 
     async def refuse(self, error: Exception) -> None:
         """Report to the server that the service could not start."""
-        self.answered = True
+        self.has_replied = True
         await self._send({"type": "lifespan.startup.failed", "message": str(error)})
 
-    async def alone(self) -> None:
+    async def run_without_app(self) -> None:
         """Run the exchange for an app that does not know the protocol."""
-        if not self._asked:
+        if not self._startup_received:
             await self.receive()
         try:
             await self.send({"type": "lifespan.startup.complete"})
         except Exception as error:
-            if not self.answered:
+            if not self.has_replied:
                 await self.refuse(error)
             raise
         await self.receive()
@@ -528,7 +530,7 @@ def _warn(message: str, *values: object) -> None:
     logging.getLogger("seawall").warning(message, *values)
 
 
-async def _passed(awaited: Awaitable[object], seconds: float) -> None:
+async def _wait_at_most(awaited: Awaitable[object], seconds: float) -> None:
     with suppress(TimeoutError):
         async with time_limit(max(0.0, seconds)):
             await awaited

@@ -31,7 +31,7 @@ from seawall.runtime.stop_signals import (
     put_back,
 )
 
-REMEMBERED: Final = 10.0
+STOP_MEMORY: Final = 10.0
 """Seconds for which a signal means that the server is stopping. If it still serves after that, it
 ignored the signal."""
 
@@ -44,7 +44,7 @@ class ServerStop:
         self._tap = SignalTap(self._on_signal)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[Any]] = []
-        self._asked_at = -inf
+        self._signalled_at = -inf
 
     @staticmethod
     def of_this_loop() -> ServerStop:
@@ -72,9 +72,9 @@ class ServerStop:
                 task.remove_done_callback(self._on_end)
             self._tasks = []
 
-    def asked(self) -> bool:
+    def is_stopping(self) -> bool:
         """Return whether the server was asked to stop, as far as is known without listening."""
-        if asyncio.get_running_loop().time() - self._asked_at < REMEMBERED:
+        if asyncio.get_running_loop().time() - self._signalled_at < STOP_MEMORY:
             return True
         return any(_uvicorn_stops(number) for number in STOP_SIGNALS)
 
@@ -87,7 +87,7 @@ class ServerStop:
         self._begin()
 
     def _begin(self) -> None:
-        self._asked_at = asyncio.get_running_loop().time()
+        self._signalled_at = asyncio.get_running_loop().time()
         for listener in list(self._listeners):
             listener()
 
@@ -126,7 +126,7 @@ class Signals:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._previous: Any = None
         self._begin: Callable[[Stop], object] = lambda _stop: None
-        self._came = False
+        self._has_come = False
 
     def install(
         self, begin: Callable[[Stop], object], loop: asyncio.AbstractEventLoop | None = None
@@ -146,11 +146,11 @@ class Signals:
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._previous = previous
         self._begin = begin
-        self._came = False
+        self._has_come = False
         signal.signal(signal.SIGTERM, self._handle)
         return None
 
-    def holds(self) -> bool:
+    def is_first(self) -> bool:
         """Return whether this handler is still the first for the signal."""
         return bool(behind_taps(signal.getsignal(signal.SIGTERM)) == self._handle)
 
@@ -173,10 +173,10 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Start draining on the first signal; on a second one, skip the delay."""
         loop = self._loop
-        if self._came or loop is None:
+        if self._has_come or loop is None:
             self._previous(number, frame)
             return
-        self._came = True
+        self._has_come = True
         try:
             # Do nothing else here: the handler interrupts whatever is running.
             loop.call_soon_threadsafe(self._begin, self._stop_of(number))

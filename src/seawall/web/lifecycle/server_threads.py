@@ -25,7 +25,7 @@ from seawall.runtime.background import Background, run_in
 from seawall.runtime.stop_signals import behind_taps
 from seawall.web.lifecycle.lifecycle import Lifecycle, set_done
 
-ANSWER: Final = 60.0
+RUN_TIMEOUT: Final = 60.0
 """Maximum seconds for work in the background loop: more than any health check may take."""
 
 
@@ -36,44 +36,44 @@ class ServerThreads:
         """Serve under `name`; listen to the signal if this is a gunicorn worker's main thread."""
         self._lifecycle = lifecycle
         self._background = Background(lambda: None, _do_nothing, owner=name)
-        self._begin_process()
+        self._reset()
         survives_fork(self)
         if lifecycle is not None:
-            lifecycle._counted = lambda: self.busy
+            lifecycle._count_in_flight = lambda: self.busy
         if lifecycle is not None and current_thread() is main_thread():
-            self._listen(lifecycle)
+            self._install_signals(lifecycle)
 
-    def _begin_process(self) -> None:
+    def _reset(self) -> None:
         self._mutex = Lock()
         self.busy = 0
         """Number of threads that serve a request now."""
-        self.most = 0
+        self.max_busy = 0
         """Most of them at once, so far: under load that is all the threads of the server."""
         self._started = self._lifecycle is None
         self._worker: Any = None
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run `work()` in the background loop; block this thread until it is done."""
-        return run_in(self._background, work, ANSWER)
+        return run_in(self._background, work, RUN_TIMEOUT)
 
     def begin(self) -> None:
         """Count a request in."""
         worker = self._worker
         if not self._started or (worker is not None and not worker.alive):
-            self.notice()
+            self.follow_server()
         with self._mutex:
             self.busy = busy = self.busy + 1
-            self.most = max(self.most, busy)
+            self.max_busy = max(self.max_busy, busy)
 
     def end(self) -> None:
         """Count a request out that was counted in."""
         with self._mutex:
             self.busy -= 1
         lifecycle = self._lifecycle
-        if lifecycle is not None and lifecycle._idle is not None and not self.busy:
-            self._background.submit_if_running(set_done, lifecycle._idle)
+        if lifecycle is not None and lifecycle._requests_ended is not None and not self.busy:
+            self._background.submit_if_running(set_done, lifecycle._requests_ended)
 
-    def notice(self) -> None:
+    def follow_server(self) -> None:
         """Start the lifecycle with the first request or probe; drain if the server stops."""
         lifecycle = self._lifecycle
         if lifecycle is None:
@@ -90,14 +90,14 @@ class ServerThreads:
                 return
             if self._worker is None:
                 if current_thread() is main_thread():
-                    self._listen(lifecycle)
+                    self._install_signals(lifecycle)
                 else:
                     self._worker = _gunicorn_worker()
                     lifecycle._warn_of_delay("its server's threads cannot handle SIGTERM")
             self.run(lambda: _called(lifecycle.start_serving))
             self._started = True
 
-    def _listen(self, lifecycle: Lifecycle) -> None:
+    def _install_signals(self, lifecycle: Lifecycle) -> None:
         """Stand in front of gunicorn's handler of SIGTERM, in the main thread of a worker."""
         signals, worker = lifecycle._signals, _gunicorn_worker()
         if worker is None:
@@ -109,9 +109,9 @@ class ServerThreads:
     def _after_fork(self) -> None:
         """Start again in a child process: threads and loop are those of the parent."""
         self._background.after_fork()
-        self._begin_process()
+        self._reset()
         if self._lifecycle is not None:
-            self._lifecycle._begin_life()
+            self._lifecycle._reset()
 
 
 def _gunicorn_worker() -> Any:

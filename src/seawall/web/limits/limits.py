@@ -7,8 +7,8 @@ Promises:
 - A caller that exceeds its own limit gets 429, with the time to retry. If the limit for all callers
   together is exceeded, the response is 503. Soft limits never refuse: they alert.
 - Callers get their limits and what remains, in the fields `RateLimit-Policy` and `RateLimit`.
-- A request that waits further in and is refused there gives back exactly what it took if
-  `Granted.waits()` was called before; from a store, only what was not refilled meanwhile.
+- A request that waits further in and is refused there gives back exactly what it took, if
+  `LimitGrant.open_accounts()` was called before; to a store, only what was not refilled meanwhile.
 
 `principals` distinguishes callers. `seawall.RateLimit` counts, once for all limits of this process,
 and once for all that a store keeps.
@@ -35,10 +35,10 @@ from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
 from seawall.web.limits.groups import (
-    Granted,
+    LimitGrant,
     Header,
     LimitGroup,
-    Part,
+    TierLimits,
     policy_header,
     refused_header,
 )
@@ -113,9 +113,9 @@ class RequestLimit:
         self.text = ", ".join(
             own.text if tier is None else f"{tier}: {own.text}" for tier, own in self.rates.items()
         )
-        self.shown = self.by is not None and not self.soft
+        self.is_reported = self.by is not None and not self.soft
         """Whether the limit is reported to callers."""
-        self.field = write_state_start(self.name)
+        self.state_start = write_state_start(self.name)
 
     def __repr__(self) -> str:
         soft = ", soft=True" if self.soft else ""
@@ -182,7 +182,7 @@ class RequestLimits:
         self._alerted: dict[str, float] = {}
         self._failing: set[str] = set()
         """Soft limits whose functions fail: logged once, and no request is refused."""
-        self.waits = self._shared is not None
+        self.uses_store = self._shared is not None
         """Whether a store is used: then `admit` blocks, and an event loop needs `aadmit`."""
         tiers = {None: None, **{known: None for given in limits for known in given.rates}}
         self._plans = {known: self._plan(known) for known in tiers}
@@ -207,18 +207,23 @@ class RequestLimits:
             return None
         return LimitGroup(self.name, self._clock, limits, max_keys=max_keys, shared=shared or None)
 
-    def _plan(self, tier: str | None) -> _Plan:
-        local = None if self._local is None else self._local.part(tier)
-        shared = None if self._shared is None else self._shared.part(tier)
-        entries = [entry for part in (local, shared) if part is not None for entry in part.entries]
+    def _plan(self, tier: str | None) -> _TierPlan:
+        local = None if self._local is None else self._local.for_tier(tier)
+        shared = None if self._shared is None else self._shared.for_tier(tier)
+        entries = [
+            entry
+            for tier_limits in (local, shared)
+            if tier_limits is not None
+            for entry in tier_limits.entries
+        ]
         policy = policy_header((entry.limit, entry.rate) for entry in entries)
-        soft = tuple(group.part(tier) for group in self._soft)
-        return _Plan(local, shared, soft, policy if self._headers else None, self.limits)
+        soft = tuple(group.for_tier(tier) for group in self._soft)
+        return _TierPlan(local, shared, soft, policy if self._headers else None, self.limits)
 
-    def admit(self, incoming: Incoming) -> Granted:
+    def admit(self, incoming: Incoming) -> LimitGrant:
         """Take the cost of a request from all of its limits, or raise `RateLimited`.
 
-        If a store is used (`waits`), this blocks until it has answered.
+        If a store is used (`uses_store`), this blocks until it has answered.
         """
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
@@ -230,7 +235,7 @@ class RequestLimits:
             self._watch(plan, incoming, granted)
         return granted
 
-    async def aadmit(self, incoming: Incoming) -> Granted:
+    async def aadmit(self, incoming: Incoming) -> LimitGrant:
         """Async twin of `admit`."""
         tier = tier_var.get() if self._tier is None else self._tier(incoming)
         plan = self._other if tier is None else self._plans.get(tier, self._other)
@@ -243,33 +248,33 @@ class RequestLimits:
             self._watch(plan, incoming, granted)
         return granted
 
-    def _take_local(self, plan: _Plan, incoming: Incoming) -> Granted:
+    def _take_local(self, plan: _TierPlan, incoming: Incoming) -> LimitGrant:
         """Take from the limits of this process: most requests do it without the lock."""
-        part = plan.local
-        if part is None:
-            granted = Granted(None, None, None)
+        tier_limits = plan.local
+        if tier_limits is None:
+            granted = LimitGrant(None, None, None)
         else:
             taken = None
-            if part.quick is not None:
+            if tier_limits.quick is not None:
                 us = self._now() * 1e6 + ROUND - ROUND  # inlined copy of `whole_microseconds`
-                taken = part.quick(us, incoming)
+                taken = tier_limits.quick(us, incoming)
             if taken is not None:
-                granted = Granted(part, taken[0], (us, taken[1]))
+                granted = LimitGrant(tier_limits, taken[0], (us, taken[1]))
             else:
                 try:
-                    granted = part.group.take(part, incoming)
+                    granted = tier_limits.group.take(tier_limits, incoming)
                 except RateLimited as error:
                     plan.describe(error)
                     raise
-        granted.policy = plan.policy
+        granted.policy_header = plan.policy
         return granted
 
-    def _watch(self, plan: _Plan, incoming: Incoming, granted: Granted) -> None:
+    def _watch(self, plan: _TierPlan, incoming: Incoming, granted: LimitGrant) -> None:
         """Count an admitted request in the soft limits, and alert if it exceeds one."""
-        for part in plan.soft:
-            name, now = part.entries[0].limit.name, self._now()
+        for tier_limits in plan.soft:
+            name, now = tier_limits.entries[0].limit.name, self._now()
             try:
-                held = part.group.note(part, incoming)
+                held = tier_limits.group.take_soft(tier_limits, incoming)
             except Exception:
                 if name not in self._failing:
                     import logging
@@ -298,12 +303,12 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _TierPlan:
     """The limits and headers for requests of one tier."""
 
-    local: Part | None
-    shared: Part | None
-    soft: tuple[Part, ...]
+    local: TierLimits | None
+    shared: TierLimits | None
+    soft: tuple[TierLimits, ...]
     policy: Header | None
     """The header with the limits; None if limits are not reported to callers."""
     limits: tuple[RequestLimit, ...]
@@ -316,11 +321,11 @@ class _Plan:
             error.headers = (self.policy,) if over is None else (self.policy, over)
 
 
-def _take_shared(plan: _Plan, granted: Granted, incoming: Incoming) -> Steps[None]:
+def _take_shared(plan: _TierPlan, granted: LimitGrant, incoming: Incoming) -> Steps[None]:
     """Take from the limits in the store; if that fails, give back what was `granted` here."""
-    part: Any = plan.shared
+    tier_limits: Any = plan.shared
     try:
-        granted.others = ((yield from part.group.take_shared(part, incoming)),)
+        granted.others = ((yield from tier_limits.group.take_shared(tier_limits, incoming)),)
     except BaseException as error:
         granted.cancel()
         plan.describe(error)
@@ -329,7 +334,7 @@ def _take_shared(plan: _Plan, granted: Granted, incoming: Incoming) -> Steps[Non
 
 def _without_spaces(rate: str) -> str:
     """Return a rate as a name: "10/min" for "10 / min", "600-per-minute" for "600 per minute"."""
-    return "/".join("-".join(part.split()) for part in rate.split("/"))
+    return "/".join("-".join(piece.split()) for piece in rate.split("/"))
 
 
 def _checked_name(name: object) -> str:

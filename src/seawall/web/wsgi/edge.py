@@ -33,15 +33,15 @@ from seawall.web.lifecycle.server_threads import ServerThreads
 from seawall.web.limits import RequestLimit, RequestLimits
 from seawall.web.request import INCOMING
 from seawall.web.trust import Trust
-from seawall.web.wsgi.exchange import (
-    INBOUND,
+from seawall.web.wsgi.queue_admission import QueueAdmission
+from seawall.web.wsgi.wsgi_request import (
+    INBOUND_KEYS,
     Environ,
     StartResponse,
-    WsgiExchange,
+    WsgiRequest,
     incoming_of,
-    send,
+    start_own_response,
 )
-from seawall.web.wsgi.queue_admission import QueueAdmission
 
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
@@ -95,7 +95,7 @@ class Edge(EdgeCore):
         super().__init__(
             name,
             (queue_admission, concurrency),
-            entered=(concurrency,),
+            common=(concurrency,),
             idle=QueueAdmission(mode="off"),
             inbound=Inbound(trust=trust, timeout=timeout, reserve=reserve, classify=classify),
             shed=shed,
@@ -119,90 +119,92 @@ class Edge(EdgeCore):
             return self._probe(environ, start_response)
         self._threads.begin()
         try:
-            exchange = WsgiExchange(environ, start_response, self)
+            request = WsgiRequest(environ, start_response, self)
         except BaseException:
             self._threads.end()
             raise
         try:
-            parts = exchange.context.run(self._serve, exchange)
+            parts = request.context.run(self._serve, request)
             if type(parts) is not list and type(parts) is not tuple:
                 wrapper = environ.get("wsgi.file_wrapper")
                 if not isinstance(wrapper, type) or not isinstance(parts, wrapper):
-                    return exchange.read_from(parts)
+                    return request.read_from(parts)
         except BaseException as error:  # noqa: BLE001 - raised again, unless it is answered
             try:
-                return [self._fail(exchange, error)]
+                return [self._fail(request, error)]
             finally:
-                self._release(exchange)
-        exchange.finish()
-        self._release(exchange)
+                self._release(request)
+        request.finish()
+        self._release(request)
         return parts
 
     def _probe(self, environ: Environ, start_response: StartResponse) -> list[bytes]:
         health = self._health
         assert health is not None  # noqa: S101 - otherwise there are no probes
-        self._threads.notice()
+        self._threads.follow_server()
         scope = incoming_of(environ).scope
         status, headers, body = self._threads.run(lambda: health.answer(scope))
-        send(start_response, status, headers)
+        start_own_response(start_response, status, headers)
         return [body]
 
-    def _serve(self, exchange: WsgiExchange) -> Iterable[bytes]:
+    def _serve(self, request: WsgiRequest) -> Iterable[bytes]:
         """Admit the request and call the app, in the context of the request."""
-        inbound, clock, environ = self._inbound, self._clock, exchange.environ
+        inbound, clock, environ = self._inbound, self._clock, request.environ
         assert inbound is not None  # noqa: S101 - a WSGI edge always has one
-        exchange.tokens = inbound.read(exchange, clock, plain=environ.keys().isdisjoint(INBOUND))
-        environ[INCOMING] = exchange
+        no_headers = environ.keys().isdisjoint(INBOUND_KEYS)
+        request.context_tokens = inbound.read(request, clock, no_headers=no_headers)
+        environ[INCOMING] = request
         queue = self._queue_admission
-        if queue is not None and (queue.queued or exchange.waited >= queue.shortest):
-            queue.enter(self._now(), exchange)
-        for step in self._admission(exchange):
+        if queue is not None and (queue.has_queue or request.waited >= queue.shortest):
+            queue.enter(self._now(), request)
+        for step in self._admission(request):
             step.wait_sync()
-        held = exchange._deadline
+        held = request._deadline
         if held is not None:
-            held[0] -= reserve_of(held[0] - exchange.began, inbound.reserve)
+            held[0] -= reserve_of(held[0] - request.started_at, inbound.reserve)
         else:
-            exchange._deadline = reserve_scope(inbound.reserve)
+            request._deadline = reserve_scope(inbound.reserve)
         header = self._degraded_header
         if header is None:
-            return self.app(environ, exchange.start_response)
-        with exchange.reporting(header):
-            return self.app(environ, exchange.start_response)
+            return self.app(environ, request.start_response)
+        with request.report_degradations(header):
+            return self.app(environ, request.start_response)
 
     # Called by the body of a response
 
-    def _fail(self, exchange: WsgiExchange, error: BaseException) -> bytes:
+    def _fail(self, request: WsgiRequest, error: BaseException) -> bytes:
         """Leave the held gates; answer `error` and return the body, or raise it.
 
         Must be called while `error` is handled, as the response may have to replace another one.
         """
-        if not exchange.entered:
-            exchange.give_back(error)
-        problem, more = self._answer_to(exchange, error)
-        headers, body = problem.response(more, exchange.method)
-        send(exchange.to, problem.status, headers, again=exchange.status > 0)
-        exchange.started = True
+        if not request.admitted:
+            request.give_back(error)
+        problem, more = self._response_to(request, error)
+        headers, body = problem.response(more, request.method)
+        start, again = request.server_start_response, request.status > 0
+        start_own_response(start, problem.status, headers, again=again)
+        request.body_started = True
         return body
 
-    def _release(self, exchange: WsgiExchange) -> None:
+    def _release(self, request: WsgiRequest) -> None:
         """End the request, and its context; later calls do nothing.
 
         Gates that are still held are those of a response that its client did not wait for.
         """
-        if exchange.over:
+        if request.is_over:
             return
-        exchange.over = True
+        request.is_over = True
         try:
-            if not exchange.left:
-                exchange.end(None)
-            tokens, held = exchange.tokens, exchange._deadline
+            if not request.has_left:
+                request.end(None)
+            tokens, held = request.context_tokens, request._deadline
             if tokens and len(tokens) > 1:  # more than the deadline
-                exchange.context.run(self._inbound.undo, exchange, tokens)  # type: ignore[union-attr]
+                request.context.run(self._inbound.undo, request, tokens)  # type: ignore[union-attr]
             elif held is not None:
                 held[3] = None  # inlined copy of `end_scope()`
-            if exchange.around is None:
-                exchange.environ.pop(INCOMING, None)
+            if request.outer is None:
+                request.environ.pop(INCOMING, None)
             else:
-                exchange.environ[INCOMING] = exchange.around
+                request.environ[INCOMING] = request.outer
         finally:
             self._threads.end()

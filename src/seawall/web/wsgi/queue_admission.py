@@ -82,20 +82,20 @@ class QueueAdmissionGate(GateBound):
 
     def __init__(self, policy: QueueAdmission, host: Host) -> None:
         super().__init__(policy, host)
-        self.waited = 0.0
+        self.last_wait = 0.0
         """How long the last request has waited."""
         self.threads: ServerThreads | None = None
         """The threads of the server, if they are counted."""
         self._mutex = Lock()
-        self._begin()
+        self._reset()
         survives_fork(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Start without a queue, by the settings of the policy."""
         self._settings = target, patience = self.policy.target, self.policy.patience
         self.shortest = target / CRITICAL
         """Requests that have waited for less have found no queue."""
-        self.queued = False
+        self.has_queue = False
         """Whether a queue was seen lately: then all requests have to enter."""
         self._queued_at = 0.0
         settings = Codel(self.shortest, patience, 1.0 / CRITICAL)
@@ -104,19 +104,19 @@ class QueueAdmissionGate(GateBound):
     def enter(self, now: float, request: Incoming) -> None:
         """Admit a request, unless it has waited too long in a bad queue.
 
-        The edge asks only while there is a queue: see `queued`.
+        The edge asks only while there is a queue: see `has_queue`.
         """
         policy, waited = self.policy, request.waited
-        self.waited = waited
+        self.last_wait = waited
         with self._mutex:
             if self._settings != (policy.target, policy.patience):
-                self._begin()
+                self._reset()
             state = self._state
             if waited >= self.shortest:
-                self.queued = True
+                self.has_queue = True
                 self._queued_at = now
             elif now - self._queued_at > policy.patience:
-                self._begin()
+                self._reset()
                 return
             patience = PATIENCE[current_criticality()]
             sheds = state.sheds(waited / patience, now, waited)
@@ -138,13 +138,14 @@ class QueueAdmissionGate(GateBound):
     def _has_idle_threads(self) -> bool:
         """Return whether many threads have nothing to do but to refuse."""
         threads = self.threads
-        return threads is not None and threads.busy <= BUSY * threads.most
+        return threads is not None and threads.busy <= BUSY * threads.max_busy
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return how long the last request has waited, and whether the queue is a bad one."""
-        return {**super().snapshot(now), "queue_wait": self.waited, "strict": self._state.shedding}
+        own = {"queue_wait": self.last_wait, "strict": self._state.shedding}
+        return {**super().snapshot(now), **own}
 
     def _after_fork(self) -> None:
         """Start afresh in a child process: it has another queue."""
         self._mutex = Lock()
-        self._begin()
+        self._reset()

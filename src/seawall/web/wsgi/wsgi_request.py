@@ -26,7 +26,7 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Headers
 from seawall.web.edge import inbound
-from seawall.web.edge.held_request import HeldRequest
+from seawall.web.edge.edge_request import EdgeRequest
 from seawall.web.problems import FAILURE
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
@@ -47,19 +47,19 @@ TextHeaders = list[tuple[str, str]]
 _CONTENT: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 _MOST_NAMES: Final = 1000
 _ANY_SERVER: Final = ("", 0)
-INBOUND: Final = frozenset(
+INBOUND_KEYS: Final = frozenset(
     f"HTTP_{name.decode().upper().replace('-', '_')}" for name in inbound.KNOWN
 )
 """Keys of the headers that `Inbound` reads."""
-_SINGLE: Final = INBOUND - {"HTTP_BAGGAGE"}
+_SINGLE_VALUED: Final = INBOUND_KEYS - {"HTTP_BAGGAGE"}
 """Those that have one value. A server joins the lines of a repeated header with commas."""
 
-PRESERVE: Final = "werkzeug.debug.preserve_context"
+PRESERVE_CONTEXT: Final = "werkzeug.debug.preserve_context"
 """Key of Flask's test client and of werkzeug's debugger. They take over the contexts that Flask has
 entered, which must be left in the context in which they were entered."""
 
 
-class _OwnContext:
+class _ThreadContext:
     """Stands for the context of the server's thread."""
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -67,45 +67,47 @@ class _OwnContext:
         return function(*args)
 
 
-_OWN: Final = _OwnContext()
+_THREAD_CONTEXT: Final = _ThreadContext()
 
 
-class WsgiExchange(HeldRequest):
+class WsgiRequest(EdgeRequest):
     """One request in a WSGI edge, and its response: the server reads the body from it."""
 
     # Class attributes are set in few requests, or late: each assignment costs.
     _parts: Iterator[bytes] | None = None  # the app's body, until it ends
     _close: Callable[[], object] | None = None
     """Function that closes the app's body; None if there is none, or it was called."""
-    around: Any = None
+    outer: Any = None
     """The request as an edge around this one sees it."""
-    over = False
+    is_over = False
     """Whether the request has ended."""
-    started = False
+    body_started = False
     """Whether a part of the body was passed to the server."""
-    tokens: Any = None
+    context_tokens: Any = None
     """State for `Inbound.undo`."""
     write: Write
     """What the server's `start_response` returned."""
     _edge: Edge
 
-    def __init__(self, environ: Environ, to: StartResponse, edge: Edge) -> None:
+    def __init__(self, environ: Environ, start_response: StartResponse, edge: Edge) -> None:
         # Everything is set here and not by super(): each frame costs, too.
         self._edge = edge
         self.environ = environ
         self.scope = scope_of(environ)
         self.trust = edge._trust
         self._deadline = None
-        self.to = to
-        self.context: Context | _OwnContext = _OWN if PRESERVE in environ else copy_context()
+        self.server_start_response = start_response
+        self.context: Context | _ThreadContext = (
+            _THREAD_CONTEXT if PRESERVE_CONTEXT in environ else copy_context()
+        )
         """The context in which all of the app's code runs."""
-        self.answered_at = 0.0
+        self.body_started_at = 0.0
         self.status = 0
-        self.entered = self.left = False
+        self.admitted = self.has_left = False
         self.gates = ()
-        self.granted = self.more_headers = None
+        self.granted = self.extra_headers = None
         if INCOMING in environ:
-            self.around = self.scope[INCOMING] = environ[INCOMING]
+            self.outer = self.scope[INCOMING] = environ[INCOMING]
         known = waited(environ, self)
         if known:
             self.waited = known
@@ -121,15 +123,15 @@ class WsgiExchange(HeldRequest):
         raise AttributeError(name)
 
     @property
-    def has_started(self) -> bool:
+    def has_response_started(self) -> bool:
         """Whether a part of the body was sent: before, the server takes another response."""
-        return self.started
+        return self.body_started
 
     def replace_headers(self, headers: Headers) -> None:
         """Replace the headers, here and for the app."""
         super().replace_headers(headers)
         environ = self.environ
-        for name in [key for key in environ if _name_of(key) is not None]:
+        for name in [key for key in environ if _header_name(key) is not None]:
             del environ[name]
         for raw, value in headers:
             text = raw.decode("latin-1").upper().replace("-", "_")
@@ -142,34 +144,34 @@ class WsgiExchange(HeldRequest):
     ) -> Write:
         """Start the response, or replace one that has not been sent yet."""
         self.status = int(status[:3])
-        if self.more_headers is not None:
-            headers = [*headers, *map(_text_header, self.more_headers())]
-        to = self.to
-        self.write = to(status, headers, exc_info) if exc_info else to(status, headers)
+        if self.extra_headers is not None:
+            headers = [*headers, *map(_text_header, self.extra_headers())]
+        start = self.server_start_response
+        self.write = start(status, headers, exc_info) if exc_info else start(status, headers)
         return self.write_part
 
     def write_part(self, part: bytes) -> object:
         """Write a part of the body to the server: for apps that do not return it."""
-        if part and not self.started:
+        if part and not self.body_started:
             self._begin_body()
         return self.write(part)
 
     def _begin_body(self) -> None:
         """Note that the first part of the body goes to the server, which ends the deadline."""
-        self.started = True
-        self.answered_at = self._edge._now()
+        self.body_started = True
+        self.body_started_at = self._edge._now()
         if self._deadline is not None:
             self._deadline[3] = None  # inlined copy of `end_scope()`
 
     # The body, as the server reads it
 
-    def read_from(self, parts: Iterable[bytes]) -> WsgiExchange:
+    def read_from(self, parts: Iterable[bytes]) -> WsgiRequest:
         """Return the body that reads from `parts`, and closes it at the end."""
         self._close = getattr(parts, "close", lambda: None)
         self._parts = self.context.run(iter, parts)
         return self
 
-    def __iter__(self) -> WsgiExchange:
+    def __iter__(self) -> WsgiRequest:
         return self
 
     def __next__(self) -> bytes:
@@ -185,7 +187,7 @@ class WsgiExchange(HeldRequest):
             self._parts = None
             self.finish()
             raise StopIteration
-        if part and not self.started:
+        if part and not self.body_started:
             self._begin_body()
         return part
 
@@ -200,9 +202,9 @@ class WsgiExchange(HeldRequest):
 
     def finish(self) -> None:
         """Leave the held gates: the app has produced all of the response."""
-        if not self.left:
-            if not self.answered_at:
-                self.answered_at = self._edge._now()
+        if not self.has_left:
+            if not self.body_started_at:
+                self.body_started_at = self._edge._now()
             if self.status < FAILURE:
                 self.leave(OK, STREAMED)
             else:
@@ -242,8 +244,8 @@ def headers_of(environ: Environ) -> Headers:
     return [
         (name, line.encode("latin-1"))
         for key, value in environ.items()
-        if (name := _name_of(key)) is not None and value
-        for line in (map(str.strip, value.split(",")) if key in _SINGLE else (value,))
+        if (name := _header_name(key)) is not None and value
+        for line in (map(str.strip, value.split(",")) if key in _SINGLE_VALUED else (value,))
     ]
 
 
@@ -253,7 +255,7 @@ def incoming_of(environ: Environ) -> Incoming:
 
 
 @lru_cache(maxsize=_MOST_NAMES)
-def _name_of(key: str) -> bytes | None:
+def _header_name(key: str) -> bytes | None:
     """Return the name of the header that a key of the environ stands for; None if it is none."""
     if key.startswith("HTTP_"):
         return key[5:].replace("_", "-").lower().encode("latin-1")
@@ -270,10 +272,12 @@ def text_headers(headers: Headers) -> TextHeaders:
     return [*map(_text_header, headers)]
 
 
-def send(to: StartResponse, status: int, headers: Headers, *, again: bool = False) -> None:
+def start_own_response(
+    start: StartResponse, status: int, headers: Headers, *, again: bool = False
+) -> None:
     """Start a response of the edge's own; `again` while an exception of the app is handled."""
     line = f"{status} {HTTPStatus(status).phrase}"
     if again:
-        to(line, text_headers(headers), sys.exc_info())
+        start(line, text_headers(headers), sys.exc_info())
     else:
-        to(line, text_headers(headers))
+        start(line, text_headers(headers))
