@@ -95,6 +95,24 @@ def test_a_handshake_that_takes_too_long_is_refused() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("status", "failed"), [(403, False), (500, True)])
+def test_a_handshake_that_the_app_refuses_with_500_has_failed(status: int, *, failed: bool) -> None:
+    """What gates are told follows the status of the response, as for a request."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "websocket.http.response.start", "status": status, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b""})
+
+    async def main() -> None:
+        edge = Edge(app, name=f"refuses with {status}", concurrency=Bulkhead(1))
+        await connect(edge, extensions={"websocket.http.response": {}})
+        seen = edge.snapshot()
+        assert (seen["succeeded"], seen["failed"]) == (not failed, failed)
+        assert not held_slots()
+
+    run_virtual(main())
+
+
 REFUSING: dict[str, dict[str, Any]] = {
     "shed": {"shed": Shed(by_criticality(), load=lambda: 2.0)},
     "no place among requests": {"concurrency": Bulkhead(1)},

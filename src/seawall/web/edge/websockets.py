@@ -68,7 +68,7 @@ class WebsocketHandshake(AsgiRequest):
             if self.extra_headers is not None and kind == "websocket.accept":
                 more = self.extra_headers()
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
-            self.leave(OK, STREAMED)
+            self.leave(*self.verdict())
         return self.server_send(message)
 
     def close(self, error: BaseException | None) -> None:
