@@ -293,7 +293,7 @@ ERROR_RULES: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "Breaker(is_failure)": lambda x: Breaker(is_failure=x).is_failure,
     "AdaptiveLimit(is_drop)": lambda x: AdaptiveLimit(is_drop=x).is_drop,
     "Upstreams(is_failure)": lambda x: Upstreams("x", ["http://h"], is_failure=x)._is_failure,
-    "Models(passing)": lambda x: partial(Models(Model("x", len), passing=x)._passing),
+    "Models(fall_back_on)": lambda x: partial(Models(Model("x", len), fall_back_on=x)._fall_back_on),
     "Retry(on)": lambda x: Retry(on=x).wants,
     "Throttle(on)": lambda x: _refused_by(Throttle(on=x)),
 }

@@ -372,7 +372,7 @@ CLIENTS: list[tuple[Any, ...]] = [
         "Model|same name",
     ),
     ("clients.llm.Models(name)", lambda x: _models(name=x), _NAMES, "write text"),
-    ("clients.llm.Models(passing)", lambda x: _models(passing=x), _FUNCTIONS, "function"),
+    ("clients.llm.Models(fall_back_on)", lambda x: _models(fall_back_on=x), _FUNCTIONS, "function"),
     ("clients.llm.TokenLimits(requests)", lambda x: _tokens(requests=x), _RATES, "such as|write"),
     ("clients.llm.TokenLimits(tokens)", lambda x: TokenLimits(tokens=x), _RATES, "such as|write"),
     (
@@ -458,7 +458,7 @@ _CALLS = ("continuation", "client_call_details")
 UNCHECKED_BY_CLIENTS = frozenset(
     [
         # predicates are asked about whatever came of a call
-        *_given("llm.passing", "error"),
+        *_given("llm.should_fall_back", "error"),
         # answers of vendors are what they are
         *_given("llm.usage_of", "answer"),
         *_given("llm.TokenLimits.settle", "answer"),

@@ -903,7 +903,7 @@ def test_the_rules_hold(case: Any):
 
 def test_without_asking_why_once_something_is_sent_twice(monkeypatch: pytest.MonkeyPatch):
     """Ablation: without the look at method, key and body, the rules are broken."""
-    monkeypatch.setattr(Terms, "why_once", lambda *_: None)
+    monkeypatch.setattr(Terms, "reason_not_to_repeat", lambda *_: None)
     assert falsified(rules_hold, CASES)
 
 

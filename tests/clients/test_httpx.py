@@ -528,7 +528,7 @@ def test_the_library_gives_up_before_it_is_cancelled(case: Any):
 
 def test_without_that_moment_it_is_cancelled(monkeypatch: pytest.MonkeyPatch):
     """Ablation: if the library gave up when the guard does, its pool would be left as it is."""
-    monkeypatch.setattr(_exchange, "a_moment", lambda _: -0.05)
+    monkeypatch.setattr(_exchange, "safety_margin", lambda _: -0.05)
     assert falsified(never_cancelled_inside, HANGING)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seawall.wire import vendors
 from seawall.wire.vendors import (
     NOTHING,
-    Standing,
+    VendorLimit,
     VendorLimits,
     read_instant,
     read_length,
@@ -25,7 +25,7 @@ NAMES = st.sampled_from(sorted(vendors._KNOWN))
 
 
 def test_the_dialect_of_one_vendor() -> None:
-    """Standing, reset as an instant, and pushback of an answer in the first dialect."""
+    """VendorLimit, reset as an instant, and pushback of an answer in the first dialect."""
     said = read_vendor_limits(
         [
             ("anthropic-ratelimit-requests-limit", "50"),
@@ -41,9 +41,9 @@ def test_the_dialect_of_one_vendor() -> None:
         NOON,
     )
     assert said == VendorLimits(
-        requests=Standing(49, 2.0, 50),
-        input_tokens=Standing(39000, 7.5, 40000),
-        output_tokens=Standing(0, 60.0),
+        requests=VendorLimit(49, 2.0, 50),
+        input_tokens=VendorLimit(39000, 7.5, 40000),
+        output_tokens=VendorLimit(0, 60.0),
         retry_after=7.0,
     )
 
@@ -64,8 +64,8 @@ def test_the_dialect_of_another() -> None:
         NOON,
     )
     assert said == VendorLimits(
-        requests=Standing(59, 1.0, 60),
-        tokens=Standing(149984, 360.0, 150000),
+        requests=VendorLimit(59, 1.0, 60),
+        tokens=VendorLimit(149984, 360.0, 150000),
         retry_after=1.5,
     )
 
@@ -103,7 +103,7 @@ def test_what_says_nothing(pairs: dict[str, str]) -> None:
 def test_a_header_that_contradicts_itself() -> None:
     """Given twice with different values it says nothing; the same value twice is one value."""
     said = [("x-ratelimit-remaining-tokens", "5"), ("x-ratelimit-reset-tokens", "1s")]
-    assert read_vendor_limits([*said, said[0]], NOON).tokens == Standing(5, 1.0)
+    assert read_vendor_limits([*said, said[0]], NOON).tokens == VendorLimit(5, 1.0)
     twice = [*said, ("x-ratelimit-remaining-tokens", "6")]
     assert read_vendor_limits(twice, NOON).tokens is None
     again = [*twice, ("x-ratelimit-remaining-tokens", "5")]

@@ -26,7 +26,7 @@ from aiohttp.multipart import MultipartWriter
 from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 
-from seawall.clients.http.bodies import GIVEN_UP, announces_little
+from seawall.clients.http.bodies import GIVEN_UP, has_small_body
 from seawall.clients.http.exchange import Carrier, aexchange
 from seawall.clients.http.headers import PROPAGATED
 from seawall.clients.http.library import Library
@@ -78,7 +78,7 @@ class _Aiohttp(Library):
         status: int = response.status
         return status
 
-    def about(self, request: Any) -> aiohttp.RequestInfo:
+    def request_of_error(self, request: Any) -> aiohttp.RequestInfo:
         headers: Any = CIMultiDict(request.headers)
         return aiohttp.RequestInfo(request.url, request.method, headers, request.original_url)
 
@@ -186,7 +186,7 @@ async def _send(
 async def _keep(response: aiohttp.ClientResponse, until: float) -> bool:
     """Receive a failed response that announces a small length; it is read later, if at all."""
     body = response.content
-    if not announces_little(response.headers) or body.exception() is not None:
+    if not has_small_body(response.headers) or body.exception() is not None:
         return False
     async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + GIVEN_UP)):
         await body.wait_eof()

@@ -112,7 +112,7 @@ class _Botocore(Library):
         status: int = response.status_code
         return status == _TOO_MANY or _error_code(response) in THROTTLED
 
-    def about(self, request: Any) -> str:
+    def request_of_error(self, request: Any) -> str:
         address: str = request.url
         return address
 

@@ -12,21 +12,21 @@ try:
 except ImportError as error:
     raise ImportError("seawall.clients.httpx needs httpx: pip install 'seawall[httpx]'") from error
 
-from seawall.clients.http.httpx_family import AsyncGuarded, HttpxLibrary, SyncGuarded
+from seawall.clients.http.httpx_family import AsyncTransport, HttpxLibrary, SyncTransport
 
 __all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 
 _LIBRARY = HttpxLibrary(httpx)
 
 
-class GuardedTransport(SyncGuarded, httpx.BaseTransport):
+class GuardedTransport(SyncTransport, httpx.BaseTransport):
     """A transport for `httpx.Client` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx.HTTPTransport
 
 
-class AsyncGuardedTransport(AsyncGuarded, httpx.AsyncBaseTransport):
+class AsyncGuardedTransport(AsyncTransport, httpx.AsyncBaseTransport):
     """A transport for `httpx.AsyncClient` that sends requests through a guard."""
 
     _library = _LIBRARY

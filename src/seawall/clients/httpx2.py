@@ -14,21 +14,21 @@ except ImportError as error:
         "seawall.clients.httpx2 needs httpx2: pip install 'seawall[httpx2]'"
     ) from error
 
-from seawall.clients.http.httpx_family import AsyncGuarded, HttpxLibrary, SyncGuarded
+from seawall.clients.http.httpx_family import AsyncTransport, HttpxLibrary, SyncTransport
 
 __all__ = ["AsyncGuardedTransport", "GuardedTransport"]
 
 _LIBRARY = HttpxLibrary(httpx2)
 
 
-class GuardedTransport(SyncGuarded, httpx2.BaseTransport):
+class GuardedTransport(SyncTransport, httpx2.BaseTransport):
     """A transport for `httpx2.Client` that sends requests through a guard."""
 
     _library = _LIBRARY
     _default = httpx2.HTTPTransport
 
 
-class AsyncGuardedTransport(AsyncGuarded, httpx2.AsyncBaseTransport):
+class AsyncGuardedTransport(AsyncTransport, httpx2.AsyncBaseTransport):
     """A transport for `httpx2.AsyncClient` that sends requests through a guard."""
 
     _library = _LIBRARY

@@ -26,7 +26,7 @@ from requests.exceptions import ConnectTimeout, Timeout
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 
-from seawall.clients.http.bodies import Broken, announces_little, is_text
+from seawall.clients.http.bodies import BrokenBody, has_small_body, is_text
 from seawall.clients.http.exchange import Carrier, exchange
 from seawall.clients.http.headers import PROPAGATED
 from seawall.clients.http.library import Library, lower_urllib3_timeout, relax_urllib3_timeout
@@ -172,13 +172,13 @@ def _checked(adapter: Any) -> BaseAdapter:
 def _keep(response: requests.Response) -> bool:
     """Read a failed response that announces a small length, undecoded, and put it back."""
     raw = response.raw
-    if not announces_little(response.headers) or not isinstance(raw, HTTPResponse):
+    if not has_small_body(response.headers) or not isinstance(raw, HTTPResponse):
         return False
     body: Any
     try:
         body = BytesIO(raw.read(decode_content=False))
     except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
-        body = Broken(error)
+        body = BrokenBody(error)
         raw.close()
     response.raw = HTTPResponse(
         body,

@@ -50,7 +50,7 @@ _LENGTHS: Final = {
 _LONGEST_LENGTH: Final = 64
 
 
-class Standing(NamedTuple):
+class VendorLimit(NamedTuple):
     """State of one limit of a vendor."""
 
     remaining: int  # remaining amount
@@ -61,10 +61,10 @@ class Standing(NamedTuple):
 class VendorLimits(NamedTuple):
     """Limits that a vendor reports in one response; None where a value is missing or invalid."""
 
-    requests: Standing | None = None
-    tokens: Standing | None = None
-    input_tokens: Standing | None = None
-    output_tokens: Standing | None = None
+    requests: VendorLimit | None = None
+    tokens: VendorLimit | None = None
+    input_tokens: VendorLimit | None = None
+    output_tokens: VendorLimit | None = None
     retry_after: float | None = None  # seconds to wait before a retry
 
 
@@ -92,13 +92,13 @@ def read_vendor_limits(
     if wait is None:
         wait = read_retry_after(found.get(RETRY_AFTER_HEADER) or "", wall)
 
-    def standing(kind: str) -> Standing | None:
+    def standing(kind: str) -> VendorLimit | None:
         return _standing(standings[kind], wall) if kind in standings else None
 
     return VendorLimits(**{kind: standing(kind) for kind in KINDS}, retry_after=wait)
 
 
-def _standing(said: dict[str, str], wall: float) -> Standing | None:
+def _standing(said: dict[str, str], wall: float) -> VendorLimit | None:
     remaining = whole_of(said.get("remaining", ""))
     reset = said.get("reset", "")
     after = read_length(reset)
@@ -108,11 +108,11 @@ def _standing(said: dict[str, str], wall: float) -> Standing | None:
     if remaining is None or after is None or not 0 < after <= A_YEAR:
         return None
     if "limit" not in said:
-        return Standing(remaining, after)
+        return VendorLimit(remaining, after)
     limit = whole_of(said["limit"])
     if not limit or remaining > limit:
         return None
-    return Standing(remaining, after, limit)
+    return VendorLimit(remaining, after, limit)
 
 
 def read_length(value: str | bytes) -> float | None:

@@ -206,7 +206,7 @@ def test_each_model_has_its_own() -> None:
 
         assert [ask("a"), ask("a"), ask("a"), ask("b")] == [True, True, False, True]
         told = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "30s"}
-        limits.hear(told, 200, prompt="", model="b")
+        limits.apply_headers(told, 200, prompt="", model="b")
         assert [ask("b"), ask("c")] == [False, True]
         limits.lower(0, 30.0, limit="requests", prompt="", model="c")
         assert [ask("c"), ask("d")] == [False, True]
@@ -257,7 +257,7 @@ def never_over_the_vendors_level(words: list[tuple[int, int, int]]) -> None:
         for left, tenths, before in words:
             clock.advance(before)
             lefts = left_of(guard)["requests"]
-            limits.hear(
+            limits.apply_headers(
                 {
                     "x-ratelimit-limit-requests": "60",
                     "x-ratelimit-remaining-requests": str(left),
@@ -306,7 +306,7 @@ def longest_pause() -> float:
                 words.append((tick + 8 + tick % 20, int(level), (600 - level) / 10))
             for due, left, reset in words:  # answers come when they come
                 if due == tick:
-                    limits.hear(
+                    limits.apply_headers(
                         {
                             "x-ratelimit-limit-requests": "600",
                             "x-ratelimit-remaining-requests": str(left),
@@ -330,7 +330,7 @@ def test_a_vendor_that_refills_at_once() -> None:
     for refill, more in (("at_once", {"x-ratelimit-limit-tokens": "100"}), ("steady", {})):
         with virtual_time() as clock:
             limits = TokenLimits(tokens="100/min", refill=refill)  # type: ignore[arg-type]
-            limits.hear({**told, **more})
+            limits.apply_headers({**told, **more})
             clock.advance(59.0)
             assert limits.peek(prompt="x", max_tokens=1).left == 0
             clock.advance(1.0)
@@ -341,14 +341,14 @@ def test_all_wait_after_a_429() -> None:
     """A 429 with a pause delays all calls, up to a maximum; no other answer does."""
     with virtual_time() as clock:
         limits = TokenLimits(tokens="100/min", max_pushback=20.0)
-        limits.hear({"retry-after": "3600"}, 503)
+        limits.apply_headers({"retry-after": "3600"}, 503)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
-        limits.hear([(b"Retry-After", b"3600")], 429)
+        limits.apply_headers([(b"Retry-After", b"3600")], 429)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(20.0)
         clock.advance(20.0)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == 0
         limits = TokenLimits(tokens="100/min", max_pushback=1e9)  # as long as the vendor likes
-        limits.hear([(b"Retry-After", b"3600")], 429)
+        limits.apply_headers([(b"Retry-After", b"3600")], 429)
         assert limits.peek(prompt="x", max_tokens=1).retry_after == pytest.approx(3600.0)
 
 
@@ -398,7 +398,7 @@ def blocks_for_a_period_at_most(
             requests="6/30s", tokens="600/30s", refill=refill, max_pushback=max_pushback
         )
         for kind in ("requests", "tokens"):
-            limits.hear([(name.format(kind), value) for name, value in said], status)
+            limits.apply_headers([(name.format(kind), value) for name, value in said], status)
         longest = max(30.0, max_pushback)
         assert limits.peek(prompt="x", max_tokens=1).retry_after <= longest
         clock.advance(longest)
@@ -457,7 +457,7 @@ def test_words_that_say_nothing_new_are_not_kept() -> None:
     """A vendor with more left than the limit could give leaves no trace."""
     with virtual_time():
         limits = TokenLimits(requests="60/min")
-        limits.hear(
+        limits.apply_headers(
             {
                 "x-ratelimit-limit-requests": "600",
                 "x-ratelimit-remaining-requests": "599",

@@ -32,7 +32,7 @@ from seawall.clients.llm import (
     TokenLimits,
     async_http_client,
     http_client,
-    passing,
+    should_fall_back,
 )
 from seawall.clients.llm import models as module
 from seawall.events import CallDegraded
@@ -104,7 +104,7 @@ def test_the_next_is_asked_where_that_may_help(whats: list[object]) -> None:
 
 def test_without_telling_errors_apart_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check fails if every error is taken for a passing one."""
-    monkeypatch.setattr(Models.__init__, "__kwdefaults__", {"name": "x", "passing": Exception})
+    monkeypatch.setattr(Models.__init__, "__kwdefaults__", {"name": "x", "fall_back_on": Exception})
     assert falsified(only_where_it_helps, WHATS)
 
 
@@ -117,15 +117,15 @@ def test_what_an_sdk_makes_of_it() -> None:
         error.__cause__ = cause
         return error
 
-    assert passing(wrapped(RateLimited("no")))
-    assert passing(wrapped(httpx2.ConnectError("no")))
-    assert not passing(wrapped(DeadlineExceeded("no")))
+    assert should_fall_back(wrapped(RateLimited("no")))
+    assert should_fall_back(wrapped(httpx2.ConnectError("no")))
+    assert not should_fall_back(wrapped(DeadlineExceeded("no")))
     inner: Exception = ValueError("deep")
     for _ in range(20):
         outer = ValueError("no")
         outer.__cause__ = inner
         inner = outer
-    assert not passing(inner)
+    assert not should_fall_back(inner)
 
 
 def test_who_served_is_told() -> None:
@@ -446,4 +446,4 @@ def test_arguments() -> None:
         Models(Model("x", print), Model("x", print))
     guard = Guard("named", Timeout(1.0, sync="cooperative"))
     assert repr(Model("x", print, guard=guard)) == "Model('x', guard='named')"
-    assert module.passing is passing
+    assert module.should_fall_back is should_fall_back

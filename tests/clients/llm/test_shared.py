@@ -60,13 +60,13 @@ def test_pods_share_tokens(
     told: list[Any] = []
     lower = one._sharing.share.lower
     monkeypatch.setattr(one._sharing.share, "lower", lambda *a: (told.append(a), lower(*a)))
-    one.hear({"x-ratelimit-remaining-tokens": "40", "x-ratelimit-reset-tokens": "1h0m0s"})
+    one.apply_headers({"x-ratelimit-remaining-tokens": "40", "x-ratelimit-reset-tokens": "1h0m0s"})
     eventually(lambda: left() == 40)
     asks = len(told)
     said = {"x-ratelimit-limit-tokens": "1000", "x-ratelimit-reset-tokens": "1h0m0s"}
     for remaining in (30, 29, 31, 28):
-        one.hear({**said, "x-ratelimit-remaining-tokens": str(remaining)})
+        one.apply_headers({**said, "x-ratelimit-remaining-tokens": str(remaining)})
     assert len(told) == asks  # no news
     monkeypatch.setattr(TokenLimits, "_is_news", lambda *_: True)
-    one.hear({**said, "x-ratelimit-remaining-tokens": "30"})
+    one.apply_headers({**said, "x-ratelimit-remaining-tokens": "30"})
     assert len(told) > asks

@@ -156,7 +156,7 @@ def test_a_limit_that_fails_costs_no_answer(
     def fails(*_args: Any) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(TokenLimits, "hear", fails)
+    monkeypatch.setattr(TokenLimits, "apply_headers", fails)
     with virtual_time():
         vendor = Vendor()
         with http_client(new_guard(TokenLimits(tokens="1M/min")), vendor.transport()) as http:

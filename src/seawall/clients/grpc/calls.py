@@ -41,7 +41,7 @@ Idempotent = bool | Collection[str] | Callable[[str], bool]
 _KEY: Final = IDEMPOTENCY_HEADER.lower()
 
 
-class Cancelled(BaseException):
+class RpcCancelled(BaseException):
     """Signal to a gate that an RPC was cancelled: it ran, and is neither success nor failure."""
 
     def __init__(self, call: Any = None) -> None:
@@ -123,7 +123,7 @@ class RpcTerms(ClientTerms):
         )
         super().__init__(guard, kind, retry_at, propagate, reserve, no_cache=advice)
         self.kind = kind
-        self.again = guard if guard.idempotent else MarkedGuard(guard, idempotent=True)
+        self.repeatable_guard = guard if guard.idempotent else MarkedGuard(guard, idempotent=True)
         """The same guard for calls that may be repeated."""
         self._idempotent = _read_idempotent(idempotent)
         self.timeouts = [bound for bound in guard.bounds if isinstance(bound, TimeoutBound)]
@@ -146,12 +146,12 @@ class RpcTerms(ClientTerms):
         rpc.repeatable = safe and rpc.resendable and self.retried_above() is None
         return rpc
 
-    def host(self, rpc: Rpc) -> Guard:
+    def guard_for(self, rpc: Rpc) -> Guard:
         """Return the guard for that call."""
-        return self.again if rpc.repeatable else self.once
+        return self.repeatable_guard if rpc.repeatable else self.unrepeatable_guard
 
     @contextmanager
-    def around(self, rpc: Rpc) -> Iterator[None]:
+    def call_context(self, rpc: Rpc) -> Iterator[None]:
         """Set the call's own timeout as the deadline, and make refusals gRPC errors too."""
         # With a key in the context, a guard considers every call repeatable.
         token = None if rpc.repeatable else idempotency_key_var.set(None)
@@ -175,20 +175,20 @@ class RpcTerms(ClientTerms):
 
     def seconds_left(self) -> float | None:
         """Return the seconds that an attempt inside the guard has; None without a deadline."""
-        return self.left_until(deadline_scope())
+        return self.seconds_until(deadline_scope())
 
-    def until_first(self, until: Scope | None) -> float | None:
+    def seconds_until_first(self, until: Scope | None) -> float | None:
         """Return the seconds that a stream has for its first item, if gRPC does not enforce them.
 
         `until` is the deadline that was passed to gRPC.
         """
         held = deadline_scope()
-        left = None if held is until else self.left_until(held)
+        left = None if held is until else self.seconds_until(held)
         now = self.guard.clock.now()
         ends = [bound.seconds(now) for bound in self._in_threads]
         return min(ends if left is None else [left, *ends], default=None)
 
-    def left_until(self, held: Scope | None, *, timed: bool = False) -> float | None:
+    def seconds_until(self, held: Scope | None, *, timed: bool = False) -> float | None:
         """Return the seconds until a deadline, or None if it is None.
 
         `timed`: the guard's timeouts do not run, so the shortest of them is applied here.
@@ -199,7 +199,7 @@ class RpcTerms(ClientTerms):
             ends += [bound.seconds(now) for bound in self.timeouts]
         left = min(ends, default=None)
         if left is not None and left <= 0:
-            raise self.too_late()
+            raise self.deadline_error()
         return left
 
     def details(self, rpc: Rpc, seconds: float | None) -> Any:
@@ -233,11 +233,11 @@ class _Details(grpc.ClientCallDetails):
 def verdict(code: grpc.StatusCode | None) -> BaseException | None:
     """Return the outcome to report to a gate for an RPC with status `code`; None for success."""
     if code is None or code is grpc.StatusCode.CANCELLED:
-        return Cancelled()
+        return RpcCancelled()
     return _FailedRpc(code.name) if code in FAILED_CODES else None
 
 
-def verdict_on(error: BaseException) -> BaseException | None:
+def verdict_of_error(error: BaseException) -> BaseException | None:
     """Return the outcome to report to a gate for an RPC that raised `error`."""
     code = getattr(error, "code", None) if isinstance(error, grpc.RpcError) else None
     return error if code is None else verdict(code())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Never, Self
 import grpc
 from grpc.aio import AioRpcError
 
-from seawall.clients.grpc.replies import EndedCall
+from seawall.clients.grpc.completed_calls import EndedCall
 from seawall.errors import SeawallError, TimedOut
 from seawall.wire.grpc import FAILURES, pushback_of, status_name
 
@@ -31,13 +31,13 @@ class RpcAnswer(NamedTuple):
     code: grpc.StatusCode
 
 
-class RpcFace(EndedCall, AioRpcError):
+class RpcErrorMixin(EndedCall, AioRpcError):
     """Mixin that makes an exception a gRPC error, for sync and async code.
 
     A sync gRPC error is also the call and its future, which outer interceptors use.
     """
 
-    of: ClassVar[type[SeawallError]] = SeawallError
+    seawall_class: ClassVar[type[SeawallError]] = SeawallError
     """The Seawall class of the exception."""
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class RpcFace(EndedCall, AioRpcError):
         return f"{type(self).__name__}({str(self)!r}, code={self.code().name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.of, self.args, dict(vars(self)))
+        return _restored, (self.seawall_class, self.args, dict(vars(self)))
 
     def result(self, timeout: float | None = None) -> Never:
         """Raise this exception: there is no response."""
@@ -67,21 +67,23 @@ class RpcFace(EndedCall, AioRpcError):
         return self.__traceback__
 
 
-_known: Final[dict[type[SeawallError], type[RpcFace]]] = {}
+_known: Final[dict[type[SeawallError], type[RpcErrorMixin]]] = {}
 
 
-def _both(kind: type[SeawallError]) -> type[RpcFace]:
+def _combined_class(kind: type[SeawallError]) -> type[RpcErrorMixin]:
     """Return the class of exceptions that are of `kind` and gRPC errors."""
-    both = _known.get(kind)
-    if both is None:
-        body = {"of": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
-        both = _known.setdefault(kind, type(kind.__name__, (RpcFace, kind), body))
-    return both
+    combined = _known.get(kind)
+    if combined is None:
+        body = {"seawall_class": kind, "__doc__": kind.__doc__, "__module__": kind.__module__}
+        combined = _known.setdefault(kind, type(kind.__name__, (RpcErrorMixin, kind), body))
+    return combined
 
 
-def _restored(kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]) -> RpcFace:
-    both = _both(kind)
-    error = both.__new__(both)
+def _restored(
+    kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]
+) -> RpcErrorMixin:
+    combined = _combined_class(kind)
+    error = combined.__new__(combined)
     vars(error).update(state)
     error.args = args
     return error
@@ -139,7 +141,7 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
         raise ValueError("retry_on(CANCELLED): what was called off is not repeated")
     wanted = frozenset(codes)
 
-    def worth_another(error: Exception | None, value: Any) -> bool:
+    def is_retryable(error: Exception | None, value: Any) -> bool:
         """Return whether to retry an RPC with this result; for `Retry(on=...)`."""
         if error is None:
             return isinstance(value, RpcAnswer) and value.code in wanted
@@ -149,5 +151,5 @@ def retry_on(*codes: grpc.StatusCode) -> Predicate:
         pushed = code is EXHAUSTED and getattr(error, "retry_after", None) is not None
         return pushed or code in wanted
 
-    worth_another.__name__ = f"retry_on({', '.join(code.name for code in codes)})"
-    return worth_another
+    is_retryable.__name__ = f"retry_on({', '.join(code.name for code in codes)})"
+    return is_retryable

@@ -22,14 +22,14 @@ from typing import Any
 
 import grpc
 
-from seawall.clients.grpc.calls import Cancelled, Idempotent, Rpc, RpcTerms
-from seawall.clients.grpc.errors import RpcAnswer, RpcFace, is_failure, raise_failure
-from seawall.clients.grpc.held import begin, first_item
-from seawall.clients.grpc.replies import AioFinished, Finished
+from seawall.clients.grpc.calls import Idempotent, Rpc, RpcCancelled, RpcTerms
+from seawall.clients.grpc.completed_calls import AioCompletedCall, CompletedCall
+from seawall.clients.grpc.errors import RpcAnswer, RpcErrorMixin, is_failure, raise_failure
+from seawall.clients.grpc.held_calls import start_held_call, start_repeatable_stream
 from seawall.clients.http.headers import PROPAGATED
 from seawall.clients.http.terms import RetryAt
 from seawall.guard import Guard
-from seawall.runtime.driver import adrive, drive
+from seawall.runtime.driver import Steps, adrive, drive
 
 
 class GuardedInterceptor(
@@ -77,8 +77,8 @@ class GuardedInterceptor(
             call = rpc.send(terms.details(rpc, terms.seconds_left()), rpc.message())
             return _settled(call, call.exception(), guard.name)
 
-        self._again = terms.again(attempt)
-        self._once = terms.once(attempt)
+        self._call_repeatable = terms.repeatable_guard(attempt)
+        self._call_once = terms.unrepeatable_guard(attempt)
 
     def __repr__(self) -> str:
         return f"<GuardedInterceptor {self._terms.guard.name!r}>"
@@ -88,53 +88,54 @@ class GuardedInterceptor(
     ) -> Any:
         """Make a call with one request and one response."""
         rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
-        return self._whole(rpc)
+        return self._call_unary(rpc)
 
     def intercept_stream_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
     ) -> Any:
         """Make a call with many requests and one response."""
         rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
-        return self._whole(rpc)
+        return self._call_unary(rpc)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
         """Make a call with one request and many responses."""
         rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
-        return self._streamed(rpc)
+        return self._call_stream(rpc)
 
     def intercept_stream_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
     ) -> Any:
         """Make a call with many requests and many responses."""
         rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
-        return self._streamed(rpc)
+        return self._call_stream(rpc)
 
-    def _whole(self, rpc: Rpc) -> Any:
+    def _call_unary(self, rpc: Rpc) -> Any:
         if _is_future(rpc.send):
-            return self._later(rpc, lambda: drive(begin(self._terms, rpc, timed=True), call))
+            steps = start_held_call(self._terms, rpc, timed=True)
+            return self._start(rpc, steps)
         try:
-            with self._terms.around(rpc):
-                value = (self._again if rpc.repeatable else self._once)(rpc)
-        except Cancelled as cancelled:
+            with self._terms.call_context(rpc):
+                value = (self._call_repeatable if rpc.repeatable else self._call_once)(rpc)
+        except RpcCancelled as cancelled:
             return cancelled.call
         # A fallback returns a response, not a call.
-        return value.call if isinstance(value, RpcAnswer) else Finished(value)
+        return value.call if isinstance(value, RpcAnswer) else CompletedCall(value)
 
-    def _streamed(self, rpc: Rpc) -> Any:
+    def _call_stream(self, rpc: Rpc) -> Any:
         if rpc.repeatable:
-            return self._later(rpc, lambda: drive(first_item(self._terms, rpc), call))
-        return self._later(rpc, lambda: drive(begin(self._terms, rpc, timed=False), call))
+            return self._start(rpc, start_repeatable_stream(self._terms, rpc))
+        return self._start(rpc, start_held_call(self._terms, rpc, timed=False))
 
-    def _later(self, rpc: Rpc, get: Callable[[], Any]) -> Any:
-        """Return an object that the caller uses later; an exception is such a call too."""
+    def _start(self, rpc: Rpc, steps: Steps[Any]) -> Any:
+        """Start a call that the caller uses later; a gRPC error is such a call too."""
         try:
-            with self._terms.around(rpc):
-                return get()
+            with self._terms.call_context(rpc):
+                return drive(steps, call)
         except grpc.RpcError as error:
             # If an interceptor raises, gRPC reports the code INTERNAL.
-            if isinstance(error, (RpcFace, grpc.Call)):
+            if isinstance(error, (RpcErrorMixin, grpc.Call)):
                 return error
             raise
 
@@ -154,25 +155,25 @@ class _Aio:
                 return _settled(call, error, name)
             return RpcAnswer(call, grpc.StatusCode.OK)
 
-        self._again = terms.again(attempt)
-        self._once = terms.once(attempt)
+        self._call_repeatable = terms.repeatable_guard(attempt)
+        self._call_once = terms.unrepeatable_guard(attempt)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.strip('_')} interceptor of guard {self._terms.guard.name!r}>"
 
-    async def _whole(self, rpc: Rpc) -> Any:
+    async def _call_unary(self, rpc: Rpc) -> Any:
         try:
-            with self._terms.around(rpc):
-                value = await (self._again if rpc.repeatable else self._once)(rpc)
-        except Cancelled as cancelled:
+            with self._terms.call_context(rpc):
+                value = await (self._call_repeatable if rpc.repeatable else self._call_once)(rpc)
+        except RpcCancelled as cancelled:
             return cancelled.call
-        return value.call if isinstance(value, RpcAnswer) else AioFinished(value)
+        return value.call if isinstance(value, RpcAnswer) else AioCompletedCall(value)
 
-    async def _streamed(self, rpc: Rpc) -> Any:
-        with self._terms.around(rpc):
+    async def _call_stream(self, rpc: Rpc) -> Any:
+        with self._terms.call_context(rpc):
             if rpc.repeatable:
-                return await adrive(first_item(self._terms, rpc), call)
-            return await adrive(begin(self._terms, rpc, timed=False), call)
+                return await adrive(start_repeatable_stream(self._terms, rpc), call)
+            return await adrive(start_held_call(self._terms, rpc, timed=False), call)
 
 
 class _UnaryUnary(_Aio, grpc.aio.UnaryUnaryClientInterceptor):
@@ -180,7 +181,7 @@ class _UnaryUnary(_Aio, grpc.aio.UnaryUnaryClientInterceptor):
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
         rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
-        return await self._whole(rpc)
+        return await self._call_unary(rpc)
 
 
 class _UnaryStream(_Aio, grpc.aio.UnaryStreamClientInterceptor):
@@ -188,7 +189,7 @@ class _UnaryStream(_Aio, grpc.aio.UnaryStreamClientInterceptor):
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
         rpc = self._terms.rpc(client_call_details, request, continuation, stream=False)
-        return await self._streamed(rpc)
+        return await self._call_stream(rpc)
 
 
 class _StreamUnary(_Aio, grpc.aio.StreamUnaryClientInterceptor):
@@ -197,9 +198,9 @@ class _StreamUnary(_Aio, grpc.aio.StreamUnaryClientInterceptor):
     ) -> Any:
         rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
         if rpc.resendable:
-            return await self._whole(rpc)
-        with self._terms.around(rpc):
-            return await adrive(begin(self._terms, rpc, timed=True), call)
+            return await self._call_unary(rpc)
+        with self._terms.call_context(rpc):
+            return await adrive(start_held_call(self._terms, rpc, timed=True), call)
 
 
 class _StreamStream(_Aio, grpc.aio.StreamStreamClientInterceptor):
@@ -207,7 +208,7 @@ class _StreamStream(_Aio, grpc.aio.StreamStreamClientInterceptor):
         self, continuation: Callable[..., Any], client_call_details: Any, request_iterator: Any
     ) -> Any:
         rpc = self._terms.rpc(client_call_details, request_iterator, continuation, stream=True)
-        return await self._streamed(rpc)
+        return await self._call_stream(rpc)
 
 
 def aio_interceptors(
@@ -241,7 +242,7 @@ def _settled(call: Any, error: Exception | None, guard: str) -> RpcAnswer:
         raise_failure(error, guard)
     answered: Any = error  # the base class lacks code()
     if answered.code() is grpc.StatusCode.CANCELLED:
-        raise Cancelled(call)
+        raise RpcCancelled(call)
     return RpcAnswer(call, answered.code())
 
 

@@ -39,7 +39,7 @@ def is_text(body: object) -> bool:
     return body is None or isinstance(body, (bytes, bytearray, str))
 
 
-def announces_little(headers: Mapping[str, str]) -> bool:
+def has_small_body(headers: Mapping[str, str]) -> bool:
     """Return whether the headers of a failed response announce a body that is small enough."""
     length = headers.get("content-length", "")
     return length.isdecimal() and len(length) < 10 and int(length) <= KEPT  # noqa: PLR2004
@@ -75,17 +75,17 @@ class HeadLimit:
         self.head: list[bytes] = []
         """The chunks read so far."""
 
-    def after(self, part: bytes) -> bool:
+    def add(self, part: bytes) -> bool:
         """Add another chunk; return whether to stop reading."""
         self.head.append(part)
         self._length += len(part)
         return self._length > KEPT or self._clock.now() >= self._until
 
 
-class PassedBody:
+class StreamedBody:
     """A body (of httpx) on its way to its reader: the head that was read ahead, then the rest.
 
-    Subclasses watch it: `_ended` is called at its end, when it is closed, and when it is
+    Subclasses watch it: `_on_end` is called at its end, when it is closed, and when it is
     garbage-collected, perhaps more than once.
     """
 
@@ -95,10 +95,10 @@ class PassedBody:
         self._head = deque(head)
         self._rest = rest
 
-    def _saw(self, chunk: bytes) -> None:
+    def _on_chunk(self, chunk: bytes) -> None:
         """Inspect a chunk, before the reader gets it."""
 
-    def _ended(self, error: BaseException | None) -> None:
+    def _on_end(self, error: BaseException | None) -> None:
         """Take note of the end; a GeneratorExit means that the reader is gone."""
 
     def __iter__(self) -> Iterator[bytes]:
@@ -106,48 +106,48 @@ class PassedBody:
             while self._head:
                 yield self._head.popleft()
             for chunk in self._stream if self._rest is None else self._rest:
-                self._saw(chunk)
+                self._on_chunk(chunk)
                 yield chunk
         except GeneratorExit:
             raise  # the reader stopped: closing the body ends it
         except BaseException as error:
-            self._ended(error)
+            self._on_end(error)
             raise
-        self._ended(None)
+        self._on_end(None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             while self._head:
                 yield self._head.popleft()
             async for chunk in self._stream if self._rest is None else self._rest:
-                self._saw(chunk)
+                self._on_chunk(chunk)
                 yield chunk
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._ended(error)
+            self._on_end(error)
             raise
-        self._ended(None)
+        self._on_end(None)
 
     def close(self) -> None:
         """Close the body: what was read of it was good."""
         try:
             self._stream.close()
         finally:
-            self._ended(None)
+            self._on_end(None)
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
         try:
             await self._stream.aclose()
         finally:
-            self._ended(None)
+            self._on_end(None)
 
     def __del__(self) -> None:
-        self._ended(GeneratorExit())
+        self._on_end(GeneratorExit())
 
 
-class RejoinedBody(PassedBody):
+class PartlyReadBody(StreamedBody):
     """The body of a failed response: the rest is an iterator that was started."""
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class RejoinedBody(PassedBody):
 
 
 @cache
-def stream_class(kind: type[PassedBody], library: str) -> Any:
+def stream_class(kind: type[StreamedBody], library: str) -> Any:
     """Return `kind` as a stream of httpx or httpx2: clients accept only those of their library."""
     module = import_module(library)
     return type(kind.__name__, (kind, module.SyncByteStream, module.AsyncByteStream), {})
@@ -183,7 +183,7 @@ def library_of(kind: type) -> str:
     raise TypeError(f"{kind.__name__}: send requests of httpx or of httpx2")
 
 
-class Broken:
+class BrokenBody:
     """The rest of a body that could not be read: raises the error to its reader."""
 
     def __init__(self, error: Exception) -> None:
@@ -199,13 +199,13 @@ class Broken:
         """Mark it as closed, as a file would."""
         self.closed = True
 
-    def __iter__(self) -> Broken:
+    def __iter__(self) -> BrokenBody:
         return self
 
     def __next__(self) -> NoReturn:
         raise self._error
 
-    def __aiter__(self) -> Broken:
+    def __aiter__(self) -> BrokenBody:
         return self
 
     async def __anext__(self) -> NoReturn:

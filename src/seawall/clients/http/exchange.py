@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from seawall.clients.http.headers import headers_for
-from seawall.clients.http.library import a_moment, as_library_error
+from seawall.clients.http.library import as_library_error, safety_margin
 from seawall.clients.http.terms import BadStatus, Terms
 from seawall.context import (
     current_attempt,
@@ -44,7 +44,7 @@ _SLACK: Final = 0.005
 """Inaccuracy of event loop timers, in seconds."""
 
 
-class Time(NamedTuple):
+class AttemptTime(NamedTuple):
     """Time left for an attempt, in seconds; None where it is unlimited."""
 
     left: float | None = None
@@ -61,14 +61,14 @@ class Carrier(NamedTuple):
     """Send a request; the library's timeouts end it after that number of seconds, unless None. If
     the third argument is True, another mechanism limits the reading."""
 
-    keep: Callable[[Any], Any]
+    read_failed: Callable[[Any], Any]
     """Read a failed response, if it is small and fast; return whether its connection is free. In
     any case, the response can still be returned to the caller."""
 
     close: Callable[[Any], Any]
     """Close a response that is not needed."""
 
-    relax: Callable[[Any, Any], None]
+    restore_timeouts: Callable[[Any, Any], None]
     """Apply the user's own timeouts to the rest of a response."""
 
 
@@ -82,72 +82,75 @@ class GuardedExchange:
         self._task = task
         self._key, self._new_key = terms.key_of(request)
         self._retried_above = terms.retried_above() is not None
-        self._bar = terms.why_once(request, self._key)
-        self.host = terms.guard if self._bar is None else terms.once
-        self._answers: list[tuple[int, Any]] = []
+        self._no_repeat_reason = terms.reason_not_to_repeat(request, self._key)
+        self.guard = (
+            terms.guard if self._no_repeat_reason is None else terms.unrepeatable_guard
+        )
+        self._open_responses: list[tuple[int, Any]] = []
         """Open responses with their attempt numbers: one of them may become the result."""
         self._reading: list[Any] = []
         """Failed responses that are being read: no other attempt may close them."""
-        self._tried: set[str] = set()
+        self._tried_hosts: set[str] = set()
         """The hosts that were used, for an inner transport that chooses among hosts."""
-        self._in_use = False
+        self._body_in_use = False
         """Whether a body that does not support concurrent reading is being read."""
         self._sent = False
         self._over = False
         self._lock = Lock()
 
-    def whole(self, guarded: Callable[..., Any], attempt: Callable[[Any], Any]) -> Steps[Any]:
+    def run(self, guarded: Callable[..., Any], attempt: Callable[[Any], Any]) -> Steps[Any]:
         """Pass the guard with `guarded`, which makes each `attempt`; return the response."""
-        answer: Any = None
+        response: Any = None
         failure: BaseException | None = None
         token = None
-        if self._bar is not None or self._key is not None:
+        if self._no_repeat_reason is not None or self._key is not None:
             # None also hides a key of the context: with a key, a guard considers every call
             # repeatable.
-            token = idempotency_key_var.set(self._key if self._bar is None else None)
-        kept = reserve_scope(self._terms.reserve)
+            token = idempotency_key_var.set(self._key if self._no_repeat_reason is None else None)
+        reserve = reserve_scope(self._terms.reserve)
         try:
-            answer = yield partial(guarded, attempt, self.request)
+            response = yield partial(guarded, attempt, self.request)
         except BadStatus as bad:
-            answer = bad.response
-            if self._bar is not None and self._terms.retries and self._sent:
-                self._terms.library.note(answer, f"seawall: not retried: {self._bar}")
+            response = bad.response
+            if self._no_repeat_reason is not None and self._terms.retries and self._sent:
+                note = f"seawall: not retried: {self._no_repeat_reason}"
+                self._terms.library.note(response, note)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited
         except BaseException as error:  # noqa: BLE001 - raised below, when all responses are closed
             failure = error
         finally:
-            if kept is not None:
-                end_scope(kept)
+            if reserve is not None:
+                end_scope(reserve)
         if token is not None:
             reset(idempotency_key_var, token)
-        failure = (yield from self._close_losers(answer)) or failure
+        failure = (yield from self._close_others(response)) or failure
         try:
             if failure is not None:
-                raise self._seen_outside(failure)
+                raise self._error_for_caller(failure)
         finally:
             del failure
-        return answer
+        return response
 
-    def _close_losers(self, answer: Any) -> Steps[BaseException | None]:
+    def _close_others(self, result: Any) -> Steps[BaseException | None]:
         """Close all open responses except the result; return an exception to raise, if any.
 
         If an exception is returned, the result was closed too.
         """
         with self._lock:
             self._over = True
-            still_open = [*self._reading, *(response for _, response in self._answers)]
-            self._reading, self._answers = [], []
-        losers = [response for response in still_open if response is not answer]
+            still_open = [*self._reading, *(response for _, response in self._open_responses)]
+            self._reading, self._open_responses = [], []
+        others = [response for response in still_open if response is not result]
         failure: BaseException | None = None
-        while losers:
+        while others:
             try:
-                yield from self._discard(losers.pop())
+                yield from self._discard(others.pop())
             except GeneratorExit:
                 raise
             except BaseException as error:  # noqa: BLE001 - the others are closed first
-                if failure is None and answer is not None:
-                    losers.append(answer)
+                if failure is None and result is not None:
+                    others.append(result)
                 failure = error
         return failure
 
@@ -157,50 +160,50 @@ class GuardedExchange:
         except Exception:  # noqa: BLE001, S110 - this response is not needed
             pass
 
-    def _seen_outside(self, error: BaseException) -> BaseException:
+    def _error_for_caller(self, error: BaseException) -> BaseException:
         """Return `error` as the user should see it."""
         # It holds for this request only; the function that made it may have sent others.
         vars(error).pop("nothing_sent", None)
-        if self._bar is not None and self._terms.retries and self._sent:
-            add_note(error, f"not retried: {self._bar}", "not retried: ")
+        if self._no_repeat_reason is not None and self._terms.retries and self._sent:
+            add_note(error, f"not retried: {self._no_repeat_reason}", "not retried: ")
         if isinstance(error, SeawallError):
             library = self._terms.library
-            return as_library_error(error, library, library.about(self.request))
+            return as_library_error(error, library, library.request_of_error(self.request))
         return error
 
     def attempt(self) -> Steps[Any]:
         """Send the request once more; return the response, or raise it if it means failure."""
-        if self._sent and self._bar is not None:
+        if self._sent and self._no_repeat_reason is not None:
             # Only a policy that ignores the guard's knowledge of the call gets here.
-            raise TypeError(f"this request cannot be sent again: {self._bar}")
+            raise TypeError(f"this request cannot be sent again: {self._no_repeat_reason}")
         time = self._time_left()
         library = self._terms.library
         key = self._key if self._new_key else None
         given = library.headers(self.request)
         headers = headers_for(self._terms.propagate, given, key, time.left)
         number = current_attempt()
-        while (loser := self._earlier_answer(number)) is not None:
+        while (earlier := self._pop_earlier_response(number)) is not None:
             # Its connection may be the only one there is.
-            yield from self._discard(loser)
-        outgoing = library.copy(self.request, headers, self._tried)
+            yield from self._discard(earlier)
+        outgoing = library.copy(self.request, headers, self._tried_hosts)
         try:
             response = yield from self._send(outgoing, time)
             keyed = self._key is not None or IDEMPOTENCY_HEADER in outgoing.headers
             bad = self._terms.failure_in(outgoing, response, keyed=keyed)
-            self._answered(bad)
+            self._note_response(bad)
             with self._lock:
                 over = self._over  # in a thread that is no longer awaited
                 if bad is not None and not over:
                     self._reading.append(response)
                 elif not over:
-                    self._answers.append((number, response))
+                    self._open_responses.append((number, response))
             if over:
                 yield from self._discard(response)
             elif bad is not None:
-                yield from self._keep(response, number)
-            self._carrier.relax(outgoing, response)
+                yield from self._read_failed(response, number)
+            self._carrier.restore_timeouts(outgoing, response)
         except Exception as error:
-            self._raised(error)
+            self._note_error(error)
             raise
         except BaseException:
             self._sent = True  # this cannot be ruled out
@@ -209,23 +212,23 @@ class GuardedExchange:
             raise bad
         return response
 
-    def _answered(self, bad: BadStatus | None) -> None:
+    def _note_response(self, bad: BadStatus | None) -> None:
         """Remember whether the server may have carried out the request."""
         if bad is None or not bad.throttled:
             self._sent = True
         elif not self._retried_above:
             bad.nothing_sent = True
 
-    def _earlier_answer(self, number: int) -> Any:
+    def _pop_earlier_response(self, number: int) -> Any:
         """Remove and return a response to an attempt before `number`; None if there is none."""
         with self._lock:
-            for index, (its_number, _) in enumerate(self._answers):
+            for index, (its_number, _) in enumerate(self._open_responses):
                 # Hedged copies of one attempt leave each other's responses alone.
                 if not self._terms.hedges or its_number < number:
-                    return self._answers.pop(index)[1]
+                    return self._open_responses.pop(index)[1]
         return None
 
-    def _send(self, outgoing: Any, time: Time) -> Steps[Any]:
+    def _send(self, outgoing: Any, time: AttemptTime) -> Steps[Any]:
         """Send the request; the library gives up shortly before the guard would cancel it.
 
         A request that is cancelled while it waits for a connection occupies its place in the pool
@@ -235,7 +238,7 @@ class GuardedExchange:
         library, clock = self._terms.library, self._terms.guard.clock
         alone = not library.shareable(self.request)
         if alone:
-            self._take_body()
+            self._claim_body()
         began = clock.now()
         try:
             response = yield partial(self._carrier.send, outgoing, time.seconds, time.cancels)
@@ -243,29 +246,29 @@ class GuardedExchange:
             left = time.left or 0.0
             rest = began + left - clock.now()
             # In a busy loop, the guard's timeout may have passed before it had a chance to cancel.
-            if rest <= 2 * a_moment(left) + _SLACK and (rest > 0 or time.cancels):
+            if rest <= 2 * safety_margin(left) + _SLACK and (rest > 0 or time.cancels):
                 yield partial(clock.sleep if self._task is None else _wait, max(rest, 0.0))
             raise
         finally:
             if alone:
-                self._in_use = False
+                self._body_in_use = False
         return response
 
-    def _take_body(self) -> None:
+    def _claim_body(self) -> None:
         with self._lock:
-            if self._in_use:
+            if self._body_in_use:
                 raise Rejected(
                     "its files are being sent by another attempt",
                     guard=self._terms.guard.name,
                     policy="body",
                 )
-            self._in_use = True
+            self._body_in_use = True
 
-    def _keep(self, response: Any, number: int) -> Steps[None]:
+    def _read_failed(self, response: Any, number: int) -> Steps[None]:
         """Read a failed response; an error while reading does not change the outcome."""
         free = False
         try:
-            free = yield partial(self._carrier.keep, response)
+            free = yield partial(self._carrier.read_failed, response)
         except Exception:  # noqa: BLE001, S110 - closed when another attempt is made
             pass
         finally:
@@ -273,9 +276,9 @@ class GuardedExchange:
                 if response in self._reading:
                     self._reading.remove(response)
                     if not free:
-                        self._answers.append((number, response))
+                        self._open_responses.append((number, response))
 
-    def _raised(self, error: Exception) -> None:
+    def _note_error(self, error: Exception) -> None:
         """Classify an exception: whether anything was sent, and whether the time was over."""
         library = self._terms.library
         ours = isinstance(error, SeawallError)
@@ -286,18 +289,18 @@ class GuardedExchange:
         if not ours and isinstance(error, library.timeouts) and deadline_passed():
             name = self._terms.guard.name
             late = TimedOut(f"guard {name!r}: the deadline passed: {error}", guard=name)
-            raise as_library_error(late, library, library.about(self.request)) from error
+            raise as_library_error(late, library, library.request_of_error(self.request)) from error
 
-    def _time_left(self) -> Time:
+    def _time_left(self) -> AttemptTime:
         held = deadline_scope()
         if held is None:
-            return Time()
+            return AttemptTime()
         left = held[0] - held[1].now()
         if left <= 0:
-            raise self._terms.too_late()
+            raise self._terms.deadline_error()
         # A waiting task can be cancelled at the end, by the guard or by `async with deadline`.
-        seconds = left if self._task is None else left - a_moment(left)
-        return Time(left, seconds, self._task is not None and held[3] is not True)
+        seconds = left if self._task is None else left - safety_margin(left)
+        return AttemptTime(left, seconds, self._task is not None and held[3] is not True)
 
 
 def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
@@ -307,7 +310,7 @@ def exchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     def attempt(_request: Any) -> Any:
         return drive(it.attempt(), call)
 
-    return drive(it.whole(it.host.call, attempt), call)
+    return drive(it.run(it.guard.call, attempt), call)
 
 
 async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
@@ -319,7 +322,7 @@ async def aexchange(terms: Terms, request: Any, carrier: Carrier) -> Any:
     async def attempt(_request: Any) -> Any:
         return await adrive(it.attempt(), call)
 
-    return await adrive(it.whole(it.host.acall, attempt), call)
+    return await adrive(it.run(it.guard.acall, attempt), call)
 
 
 async def _wait(seconds: float) -> None:

@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Final, Self
 
 from seawall.clients.http.bodies import (
     GIVEN_UP,
-    Broken,
+    BrokenBody,
     HeadLimit,
-    RejoinedBody,
+    PartlyReadBody,
     is_form,
     stream_class,
 )
 from seawall.clients.http.exchange import Carrier, aexchange, exchange
 from seawall.clients.http.headers import PROPAGATED
-from seawall.clients.http.library import Library, a_moment
+from seawall.clients.http.library import Library, safety_margin
 from seawall.clients.http.terms import FAILURES, RetryAt, Terms
 from seawall.clock import Clock
 from seawall.guard import Guard
@@ -27,7 +27,7 @@ _ERROR: Final = 400
 
 _SENDING: Final = ("connect", "write")
 _LEAST: Final = 0.001
-TRIED: Final = "seawall.tried"
+TRIED_HOSTS: Final = "seawall.tried"
 """Extension of a request that holds the hosts which its call has already used."""
 
 
@@ -87,7 +87,7 @@ class HttpxLibrary(Library):
             request.url,
             headers=given,
             stream=request.stream,
-            extensions={TRIED: tried, **request.extensions},
+            extensions={TRIED_HOSTS: tried, **request.extensions},
         )
 
     def nothing_sent(self, error: Exception) -> bool:
@@ -104,12 +104,12 @@ class HttpxLibrary(Library):
         rest: Any = iter(stream)
         try:
             for part in rest:
-                if read.after(part):
+                if read.add(part):
                     break
             else:
                 whole = True
         except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
-            rest = Broken(error)
+            rest = BrokenBody(error)
         response.stream = self._rejoined(stream, read, rest)
         if whole:
             stream.close()
@@ -117,7 +117,7 @@ class HttpxLibrary(Library):
         return whole
 
     def _rejoined(self, stream: Any, read: HeadLimit, rest: Any) -> Any:
-        return stream_class(RejoinedBody, self.name)(stream, read.head, rest)
+        return stream_class(PartlyReadBody, self.name)(stream, read.head, rest)
 
     async def akeep(self, response: Any) -> bool:
         """Async twin of `keep`, which also gives up if no chunk arrives.
@@ -133,14 +133,14 @@ class HttpxLibrary(Library):
         try:
             async with timeout(patience):
                 async for part in rest:
-                    if read.after(part):
+                    if read.add(part):
                         break
                 else:
                     whole = True
         except TimeoutError:
-            rest = Broken(self._late["read"]("the rest of the failed answer did not come"))
+            rest = BrokenBody(self._late["read"]("the rest of the failed answer did not come"))
         except Exception as error:  # noqa: BLE001 - for the reader of the response, if any
-            rest = Broken(error)
+            rest = BrokenBody(error)
         response.stream = self._rejoined(stream, read, rest)
         if whole:
             await stream.aclose()  # a cancellation here leaves a response that can be closed
@@ -186,7 +186,7 @@ class TimeLeft(dict[str, float | None]):
         self._own = own
         self._late = late
         self._clock = clock
-        self._moment = a_moment(seconds)
+        self._moment = safety_margin(seconds)
         self._until: float | None = clock.now() + seconds
 
     def __getitem__(self, part: str) -> float | None:
@@ -209,7 +209,7 @@ class TimeLeft(dict[str, float | None]):
         """Return the current number of seconds left; None if unlimited."""
         return None if self._until is None else self._until - self._clock.now()
 
-    def relax(self) -> None:
+    def restore(self) -> None:
         """Use the user's own timeouts from now on."""
         self._until = None
 
@@ -220,17 +220,17 @@ def time_left(request: Any) -> float | None:
     return timeouts.left() if isinstance(timeouts, TimeLeft) else None
 
 
-def relax(request: Any, _response: Any) -> None:
+def restore_timeouts(request: Any, _response: Any) -> None:
     """Apply the user's own timeouts to the rest of a response."""
     timeouts = request.extensions.get("timeout")
     if isinstance(timeouts, TimeLeft):
-        timeouts.relax()
+        timeouts.restore()
 
 
 # Transports
 
 
-class SyncAround:
+class SyncWrapper:
     """A transport of a `Client` around `transport`."""
 
     transport: Any
@@ -247,7 +247,7 @@ class SyncAround:
         self.transport.close()
 
 
-class AsyncAround:
+class AsyncWrapper:
     """A transport of an `AsyncClient` around `transport`."""
 
     transport: Any
@@ -264,7 +264,7 @@ class AsyncAround:
         await self.transport.aclose()
 
 
-class Guarded:
+class HttpxTransport:
     """Base of both transports: a guard, the inner transport, and the settings."""
 
     _library: ClassVar[HttpxLibrary]
@@ -344,7 +344,7 @@ class Guarded:
         return self._terms.guard
 
 
-class SyncGuarded(SyncAround, Guarded):
+class SyncTransport(SyncWrapper, HttpxTransport):
     """The transport of a `Client`."""
 
     _kind: ClassVar[Kind] = "sync"
@@ -352,14 +352,14 @@ class SyncGuarded(SyncAround, Guarded):
 
     def handle_request(self, request: Any) -> Any:
         """Return the response to `request`."""
-        carrier = Carrier(self._send, self._library.keep, methodcaller("close"), relax)
+        carrier = Carrier(self._send, self._library.keep, methodcaller("close"), restore_timeouts)
         return exchange(self._terms, request, carrier)
 
     def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001
         return self.transport.handle_request(self._lowered(request, seconds, cancels=cancels))
 
 
-class AsyncGuarded(AsyncAround, Guarded):
+class AsyncTransport(AsyncWrapper, HttpxTransport):
     """The transport of an `AsyncClient`."""
 
     _kind: ClassVar[Kind] = "async"
@@ -367,7 +367,7 @@ class AsyncGuarded(AsyncAround, Guarded):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return the response to `request`."""
-        carrier = Carrier(self._send, self._library.akeep, methodcaller("aclose"), relax)
+        carrier = Carrier(self._send, self._library.akeep, methodcaller("aclose"), restore_timeouts)
         return await aexchange(self._terms, request, carrier)
 
     async def _send(self, request: Any, seconds: float | None, cancels: bool) -> Any:  # noqa: FBT001

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from seawall.errors import SeawallError
 
-_A_MOMENT: Final = 0.02
+_SAFETY_MARGIN: Final = 0.02
 
 
 class Library(ABC):
@@ -46,7 +46,7 @@ class Library(ABC):
         """The name of the class of responses."""
         self.timeouts = timeouts or (timeout_error,)
         self.transient = transient
-        self._mixed: dict[type[SeawallError], type[Exception]] = {}
+        self._combined: dict[type[SeawallError], type[Exception]] = {}
         Library._known[name] = self
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Library(ABC):
         """Return whether a failed response says that the server did nothing, and to ask later."""
         return False
 
-    def about(self, request: Any) -> Any:
+    def request_of_error(self, request: Any) -> Any:
         """Return what an error has as its `request`; it can be pickled."""
         return request
 
@@ -91,9 +91,9 @@ class Library(ABC):
         """Attach a note to a response."""
         response.seawall_note = text
 
-    def mixed(self, kind: type[SeawallError]) -> type[Exception]:
+    def combined(self, kind: type[SeawallError]) -> type[Exception]:
         """Return the class of exceptions that are of `kind` and of the library's class."""
-        known = self._mixed.get(kind)
+        known = self._combined.get(kind)
         if known is None:
             late = issubclass(kind, TimeoutError)
             bases = (kind, self.timeout_error if late else self.error)
@@ -105,38 +105,38 @@ class Library(ABC):
                 "_library": self.name,
                 "_kind": kind,
             }
-            known = self._mixed.setdefault(kind, type(kind.__name__, bases, body))
+            known = self._combined.setdefault(kind, type(kind.__name__, bases, body))
         return known
 
 
-def a_moment(seconds: float) -> float:
+def safety_margin(seconds: float) -> float:
     """Return how many seconds before the guard's timeout a library should give up.
 
     The first of its steps, the wait for a place in its pool, ends earlier by twice that time:
     httpcore 1.0 loses a place that is freed in the very moment in which a waiter gives up.
     """
-    return min(_A_MOMENT, seconds / 10)
+    return min(_SAFETY_MARGIN, seconds / 10)
 
 
 def as_library_error(error: SeawallError, library: Library, request: Any) -> Exception:
     """Return `error` as an exception of the library too, about `request`, with its attributes."""
     if isinstance(error, (library.error, library.timeout_error)):
         return error
-    mixed: Any = _rebuild(library.name, type(error), error.args, vars(error))
-    mixed.request = request
-    mixed.__traceback__ = error.__traceback__
-    mixed.__cause__ = error.__cause__
-    mixed.__suppress_context__ = True
-    found: Exception = mixed
+    combined: Any = _rebuild(library.name, type(error), error.args, vars(error))
+    combined.request = request
+    combined.__traceback__ = error.__traceback__
+    combined.__cause__ = error.__cause__
+    combined.__suppress_context__ = True
+    found: Exception = combined
     return found
 
 
 def _rebuild(
     library: str, kind: type[SeawallError], args: tuple[Any, ...], state: dict[str, Any]
 ) -> Any:
-    mixed = Library._known[library].mixed(kind)
+    combined = Library._known[library].combined(kind)
     # Of two built-in bases, the one with its own layout must create the object.
-    error = (OSError if issubclass(mixed, OSError) else Exception).__new__(mixed)
+    error = (OSError if issubclass(combined, OSError) else Exception).__new__(combined)
     error.args = args
     vars(error).update(state)
     return error

@@ -53,7 +53,7 @@ class BadStatus(Exception):
         self.retry_after = retry_after
 
 
-class KeyAtWork(BadStatus):
+class KeyInProgress(BadStatus):
     """The first request with this key is still in progress: retry, it is not a failure."""
 
     no_verdict = True
@@ -85,7 +85,9 @@ class ClientTerms:
             raise TypeError(f"guard {guard.name!r}: {no_cache}")
         guard._plan.check(kind)  # raises now, not when called, if a Timeout cannot act here
         self.guard = guard
-        self.once = MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
+        self.unrepeatable_guard = (
+            MarkedGuard(guard, idempotent=False) if guard.idempotent else guard
+        )
         """The same guard for requests that may not be repeated."""
         self._edge = check.choice("retry_at", retry_at, ("everywhere", "edge")) == "edge"
         self.propagate = read_propagate(propagate)
@@ -96,7 +98,7 @@ class ClientTerms:
         above = retried_above(attempt_var.get(), edge=self._edge)
         return None if above is None else above.reason
 
-    def too_late(self) -> DeadlineExceeded:
+    def deadline_error(self) -> DeadlineExceeded:
         """Return the refusal of a request for which no time is left."""
         return DeadlineExceeded(
             f"guard {self.guard.name!r}: the deadline passed before the request was sent",
@@ -129,11 +131,11 @@ class Terms(ClientTerms):
         for policy in guard.policies:
             if isinstance(policy, Fallback):
                 _refuse_static_answers(policy, guard, library)
-        for misfit in _misfits(guard, library):
-            guard.note_danger(misfit)
+        for problem in _ineffective_policies(guard, library):
+            guard.note_danger(problem)
             from warnings import warn
 
-            warn(f"guard {guard.name!r}: {misfit}", stacklevel=3)  # at the transport's creation
+            warn(f"guard {guard.name!r}: {problem}", stacklevel=3)  # at the transport's creation
         self.library = library
         self.generate_keys = check.flag("generate_keys", generate_keys)
         self.repeatable = (
@@ -147,7 +149,7 @@ class Terms(ClientTerms):
         self.retries = any(getattr(policy, "most_attempts", 1) > 1 for policy in guard.policies)
         self.hedges = any(policy.kind == "hedge" for policy in guard.policies)
 
-    def why_once(self, request: Any, key: str | None) -> str | None:
+    def reason_not_to_repeat(self, request: Any, key: str | None) -> str | None:
         """Return why `request` may be sent only once; None if it may be repeated."""
         above = self.retried_above()
         if above is not None:
@@ -184,14 +186,14 @@ class Terms(ClientTerms):
         if status < _ERROR or (keyed and is_replayed(headers.get(REPLAYED_HEADER))):
             # A replayed response is of a server that is healthy now; a retry changes nothing.
             return None
-        seconds = _wanted_pause(headers)
+        seconds = _retry_after(headers)
         if self.library.throttled(response):
             return Throttled(request, response, status, seconds)
         wish = (headers.get("x-should-retry") or "").strip().lower()
         if wish == "false":
             return BadStatus(request, response, status, -1.0) if status in self.statuses else None
         if keyed and status == IN_FLIGHT and seconds is not None:
-            return KeyAtWork(request, response, status, seconds)
+            return KeyInProgress(request, response, status, seconds)
         # A 413 with Retry-After is temporary (RFC 9110, 15.5.14).
         temporary = status == _TOO_LARGE and seconds is not None
         if status not in self.statuses and wish != "true" and not temporary:
@@ -212,7 +214,7 @@ def _refuse_static_answers(fallback: Fallback, guard: Guard, library: Library) -
             )
 
 
-def _misfits(guard: Guard, library: Library) -> Iterator[str]:
+def _ineffective_policies(guard: Guard, library: Library) -> Iterator[str]:
     """Yield a warning for each policy of the guard that has no effect for this library."""
     for policy in guard.policies:
         # A user's function may look at responses, and must not be called as a test.
@@ -226,7 +228,7 @@ def _misfits(guard: Guard, library: Library) -> Iterator[str]:
                 )
 
 
-def _wanted_pause(headers: Any) -> float | None:
+def _retry_after(headers: Any) -> float | None:
     exact, usual = headers.get("retry-after-ms"), headers.get("retry-after")
     seconds = None if exact is None else read_milliseconds(exact)
     if seconds is None and usual is not None:

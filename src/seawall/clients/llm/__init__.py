@@ -12,7 +12,7 @@ they use themselves. See docs/clients/llm.md.
 
 from seawall.clients.llm.clients import async_http_client, http_client
 from seawall.clients.llm.limits import TokenLimits
-from seawall.clients.llm.models import Model, Models, passing
+from seawall.clients.llm.models import Model, Models, should_fall_back
 from seawall.clients.llm.operations import Price
 from seawall.clients.llm.usage import Usage, usage_of
 
@@ -24,6 +24,6 @@ __all__ = [
     "Usage",
     "async_http_client",
     "http_client",
-    "passing",
+    "should_fall_back",
     "usage_of",
 ]

@@ -18,8 +18,8 @@ from ipaddress import ip_address
 from typing import Any, Final, Literal
 
 from seawall import _checks as check
-from seawall.clients.llm.estimate import asked_by
-from seawall.clients.llm.operations import Operations, Prices, note_request
+from seawall.clients.llm.estimate import parsed_request
+from seawall.clients.llm.operations import Operations, Prices, parse_for_attempts
 from seawall.clients.llm.transport import AsyncVendorTransport, VendorTransport
 from seawall.context import idempotency_key_var, reset
 from seawall.guard import Guard
@@ -108,7 +108,7 @@ def asks_only(request: Any) -> bool:
         return False
     if not path.endswith("/responses"):
         return True
-    asked = asked_by((request,))
+    asked = parsed_request((request,))
     # Both persist if the response is lost: another turn in a conversation, another job.
     return asked is None or not (asked.body.get("conversation") or asked.body.get("background"))
 
@@ -138,7 +138,7 @@ def _without_key(request: Any) -> Iterator[None]:
     That key identifies the effect that our own caller wants. We may send several requests for it: a
     vendor that got the same key with all of them would replay the first response.
     """
-    note_request(request)
+    parse_for_attempts(request)
     token = idempotency_key_var.set(None)
     try:
         yield

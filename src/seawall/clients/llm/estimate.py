@@ -58,36 +58,36 @@ class TokenEstimate(NamedTuple):
     model: str = ""
 
 
-class Asked:
+class ParsedRequest:
     """A request in a transport: its body, and the estimates made from it."""
 
-    __slots__ = ("body", "free", "guesses")
+    __slots__ = ("body", "free", "estimates")
 
     def __init__(self, content: bytes, *, free: bool) -> None:
         """Parse the request; the body is empty if it is not JSON. `free`: no tokens are used."""
         body = parsed(content) if content else None
         self.free = free
         self.body: Body = body if isinstance(body, dict) else {}
-        self.guesses: dict[object, TokenEstimate] = {}
+        self.estimates: dict[object, TokenEstimate] = {}
 
 
-ASKED: Final = "seawall.llm.asked"
-"""Extension of a request that holds its `Asked`, for all attempts."""
+PARSED_REQUEST: Final = "seawall.llm.asked"
+"""Extension of a request that holds its `ParsedRequest`, for all attempts."""
 
 
-def asked_by(args: tuple[Any, ...]) -> Asked | None:
+def parsed_request(args: tuple[Any, ...]) -> ParsedRequest | None:
     """Return the parsed request, if the call's argument is a request of httpx or httpx2."""
     request: Any = args[0] if args else None
     extensions = getattr(request, "extensions", None)
     if not isinstance(extensions, dict) or not hasattr(request, "stream"):
         return None
-    asked = extensions.get(ASKED)
-    if not isinstance(asked, Asked):
+    asked = extensions.get(PARSED_REQUEST)
+    if not isinstance(asked, ParsedRequest):
         try:
             content = request.content
         except Exception:  # noqa: BLE001 - a stream can be read only once: not here
             content = b""
-        asked = extensions[ASKED] = Asked(content, free=is_free(request))
+        asked = extensions[PARSED_REQUEST] = ParsedRequest(content, free=is_free(request))
     return asked
 
 

@@ -22,17 +22,17 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.clients.http.terms import wall_time
-from seawall.clients.llm.endings import TOO_MANY, nothing_sent, status_of, was_refused
+from seawall.clients.llm.outcomes import TOO_MANY, nothing_sent, status_of, was_refused
 from seawall.clients.llm.estimate import (
     Count,
     TextEncoding,
     TokenEstimate,
-    asked_by,
+    parsed_request,
     body_of,
     counter_of,
     estimate,
 )
-from seawall.clients.llm.usage import NONE_USED, UNKNOWN, Late, usage_of
+from seawall.clients.llm.usage import NONE_USED, UNKNOWN, PendingUsage, usage_of
 from seawall.context import reset
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import Limit, RateLimit, Reservation
@@ -44,11 +44,11 @@ from seawall.runtime.call import STREAMED
 from seawall.runtime.layers import FAILED, OK, UNUSED, Host, Outcome
 from seawall.runtime.policy import Mode
 from seawall.runtime.store import LimitStore
-from seawall.wire.vendors import KINDS, NOTHING, Standing, read_vendor_limits
+from seawall.wire.vendors import KINDS, NOTHING, VendorLimit, read_vendor_limits
 
 Refill = Literal["steady", "at_once"]
 
-LATE: Final = "seawall.llm.usage"
+USAGE: Final = "seawall.llm.usage"
 """Extension of a response that holds its usage, once its body has been read."""
 
 _STEPS: Final = (0.125, 0.25, 0.5, 1.0)
@@ -60,25 +60,25 @@ late."""
 
 _MOST_REPORTED: Final = 1024
 
-_guess: Final[ContextVar[TokenEstimate]] = ContextVar("seawall_llm_guess")
+_estimate: Final[ContextVar[TokenEstimate]] = ContextVar("seawall_llm_guess")
 
 
-# With parameters, so that the gate passes the call's arguments: see `_guessed`.
+# With parameters, so that the gate passes the call's arguments: see `_with_estimate`.
 def _input(*_args: Any, **_kwargs: Any) -> int:
-    return _guess.get().input
+    return _estimate.get().input
 
 
 def _output(*_args: Any, **_kwargs: Any) -> int:
-    return _guess.get().output
+    return _estimate.get().output
 
 
 def _total(*_args: Any, **_kwargs: Any) -> int:
-    guess = _guess.get()
+    guess = _estimate.get()
     return guess.input + guess.output
 
 
 def _model(*_args: Any, **_kwargs: Any) -> str:
-    return _guess.get().model
+    return _estimate.get().model
 
 
 def _settled(_answer: object) -> int:
@@ -190,7 +190,7 @@ class TokenLimits(RateLimit):
                 settled.append((charge, charge.asked if actual is None else actual))
         self._settle(settled)
 
-    def hear(
+    def apply_headers(
         self,
         headers: Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]],
         status: int = 200,
@@ -205,22 +205,23 @@ class TokenLimits(RateLimit):
         said = read_vendor_limits(pairs, wall_time())
         if said is NOTHING:
             return
-        with _guessed(self._guess_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)):
+        estimated = self._estimate_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)
+        with _with_estimate(estimated):
             for kind in KINDS:
-                standing: Standing | None = getattr(said, kind)
-                if standing is not None:
-                    self._hear(kind, standing)
+                reported: VendorLimit | None = getattr(said, kind)
+                if reported is not None:
+                    self._apply_report(kind, reported)
             if status == TOO_MANY and said.retry_after:
                 first = self.limits[0].name
                 self.lower(0, min(said.retry_after, self.max_pushback), limit=first)
 
-    def _hear(self, kind: str, standing: Standing) -> None:
+    def _apply_report(self, kind: str, reported: VendorLimit) -> None:
         names = [limit.name for limit in self.limits]
         if kind not in names:
             return
-        remaining, after, whole = standing
+        remaining, after, whole = reported
         number = names.index(kind)
-        if self._sharing is not None and not self._is_news(kind, standing):
+        if self._sharing is not None and not self._is_news(kind, reported):
             return
         rate, own = self.limits[number].rate, self._own_left(number)
         period = rate.period / 1e6
@@ -228,7 +229,7 @@ class TokenLimits(RateLimit):
         refilled = rate.limit * after / period  # by the limit itself, meanwhile
         if whole is None or self.refill == "at_once":
             held = min(after, longest)
-            self._say(kind, remaining, held, own + rate.limit * held / period)
+            self._lower_to(kind, remaining, held, own + rate.limit * held / period)
             return
         grown = whole - remaining  # by the vendor
         ahead = own - remaining
@@ -237,33 +238,33 @@ class TokenLimits(RateLimit):
         reached = 0.0
         for step in _STEPS:
             left, held = remaining + floor(grown * reached), min(after * step, longest)
-            self._say(kind, left, held, own + rate.limit * held / period)
+            self._lower_to(kind, left, held, own + rate.limit * held / period)
             if held == longest:
                 return
             reached = step
 
-    def _say(self, kind: str, left: int, seconds: float, otherwise: float) -> None:
+    def _lower_to(self, kind: str, left: int, seconds: float, otherwise: float) -> None:
         """Lower the limit, unless it would not admit more `otherwise`."""
         if left < otherwise:
             self.lower(left, seconds, limit=kind)
 
-    def _is_news(self, kind: str, standing: Standing) -> bool:
+    def _is_news(self, kind: str, reported: VendorLimit) -> bool:
         """Return whether to notify all pods: markedly less than the last report, or it is old.
 
         Every response of a vendor contains such a report, and each one would cost a store
         operation.
         """
-        key = kind, _guess.get().model
+        key = kind, _estimate.get().model
         now = self._now()
         before = self._reported.get(key)
         if before is not None:
             remaining, at = before
-            slack = max(1, (standing.limit or remaining) // 20)
-            if now - at < standing.reset_after / 8 and standing.remaining >= remaining - slack:
+            slack = max(1, (reported.limit or remaining) // 20)
+            if now - at < reported.reset_after / 8 and reported.remaining >= remaining - slack:
                 return False
         if len(self._reported) >= _MOST_REPORTED:
             self._reported.clear()
-        self._reported[key] = standing.remaining, now
+        self._reported[key] = reported.remaining, now
         return True
 
     def _own_left(self, number: int) -> int:
@@ -286,7 +287,7 @@ class TokenLimits(RateLimit):
         *,
         by_hand: bool = False,
     ) -> list[Charge]:
-        with _guessed(self._guess_of(args, kwargs)):
+        with _with_estimate(self._estimate_of(args, kwargs)):
             return super()._charges(args, kwargs, cost, by_hand=by_hand)
 
     def _lower(
@@ -297,20 +298,20 @@ class TokenLimits(RateLimit):
         kwargs: dict[str, Any],
         name: str | None,
     ) -> tuple[int, Hashable, float]:
-        known = _guess.get(None)  # the model of a vendor's response, if known
-        with _guessed(self._guess_of(args, kwargs) if known is None else known):
+        known = _estimate.get(None)  # the model of a vendor's response, if known
+        with _with_estimate(self._estimate_of(args, kwargs) if known is None else known):
             return super()._lower(remaining, reset_after, args, kwargs, name)
 
-    def _guess_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenEstimate:
-        asked = asked_by(args)
+    def _estimate_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenEstimate:
+        asked = parsed_request(args)
         if asked is None:
             return estimate(body_of(args, kwargs), self.count, self.output)
-        known = asked.guesses.get(self)
+        known = asked.estimates.get(self)
         if known is None:
             known = estimate(asked.body, self.count, self.output)
             if asked.free:
                 known = TokenEstimate(0, 0, known.model)
-            asked.guesses[self] = known
+            asked.estimates[self] = known
         return known
 
     def _bind(self, host: Host) -> RateGate:
@@ -333,13 +334,13 @@ class TokenLimits(RateLimit):
 
 
 @contextmanager
-def _guessed(guess: TokenEstimate) -> Iterator[None]:
+def _with_estimate(guess: TokenEstimate) -> Iterator[None]:
     """Set the estimate of a call, for the functions of its limits."""
-    token = _guess.set(guess)
+    token = _estimate.set(guess)
     try:
         yield
     finally:
-        reset(_guess, token)
+        reset(_estimate, token)
 
 
 class _TokenGate(RateGate):
@@ -364,8 +365,8 @@ def _settles(policy: TokenLimits, ticket: Any, outcome: Outcome, detail: Any) ->
         return False
     if outcome is OK:
         extensions = getattr(detail, "extensions", None)
-        late = extensions.get(LATE) if isinstance(extensions, dict) else None
-        if isinstance(late, Late):
+        late = extensions.get(USAGE) if isinstance(extensions, dict) else None
+        if isinstance(late, PendingUsage):
             late.then(partial(policy.settle, ticket))
             return True
         usage = UNKNOWN if detail is STREAMED else usage_of(detail)

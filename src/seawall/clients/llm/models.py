@@ -19,7 +19,7 @@ from typing import Any, Final
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import reason_of
-from seawall.clients.llm.endings import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
+from seawall.clients.llm.outcomes import CLIENT, SERVER, TIMEOUT, TOO_MANY, status_of
 from seawall.clock import current_clock
 from seawall.context import current_deadline
 from seawall.errors import (
@@ -34,13 +34,13 @@ from seawall.runtime.degradation import Degradation
 from seawall.runtime.result import Result
 from seawall.runtime.streams import aprime, prime
 
-_PASSING: Final = frozenset(("TransportError", "APIConnectionError"))
+_CONNECTION_ERRORS: Final = frozenset(("TransportError", "APIConnectionError"))
 """Exceptions of HTTP libraries and SDKs, by name, that say nothing about the request itself."""
 
 _CAUSES: Final = 5
 
 
-def passing(error: Exception) -> bool:
+def should_fall_back(error: Exception) -> bool:
     """Return whether another model may do better: a refusal, a network failure, 408, 429 or 5xx."""
     cause: BaseException | None = error
     for _ in range(_CAUSES):
@@ -51,7 +51,7 @@ def passing(error: Exception) -> bool:
             return status in (TIMEOUT, TOO_MANY) or status >= SERVER
         if isinstance(cause, (Rejected, TimeoutError, ConnectionError)):
             return True
-        if any(kind.__name__ in _PASSING for kind in type(cause).__mro__):
+        if any(kind.__name__ in _CONNECTION_ERRORS for kind in type(cause).__mro__):
             # An SDK reports a refusal, or a deadline, as a lost connection.
             return not isinstance(cause.__cause__, DeadlineExceeded)
         cause = cause.__cause__
@@ -87,9 +87,9 @@ class Models:
         self,
         *candidates: Model,
         name: str = "models",
-        passing: Callable[[Exception], bool] | ErrorKinds = passing,
+        fall_back_on: Callable[[Exception], bool] | ErrorKinds = should_fall_back,
     ) -> None:
-        """Prefer the first of `candidates`; `passing(error)` returns whether to try the next.
+        """Prefer the first of `candidates`; `fall_back_on(error)` returns whether to try the next.
 
         Exception types may be given instead of a function. `name` is used in events.
         """
@@ -105,7 +105,7 @@ class Models:
             raise TypeError(f"name={name!r}: write text, such as name='chat'")
         self.name = name
         self.candidates = candidates
-        self._passing = error_predicate("passing", passing)
+        self._fall_back_on = error_predicate("fall_back_on", fall_back_on)
         self._served = [0] * len(candidates)
         self._failed = 0
         registry.enter(self, "models", name)
@@ -128,46 +128,46 @@ class Models:
 
     def attempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
         """Call the models like `call`, and return a `Result`: `level` is the index of the model."""
-        turns = _Turns(self)
-        for ask in turns:
-            with turns:
-                turns.value = _not_async(ask(*args, **kwargs), "acall")
-        return turns.result()
+        calls = _ModelCalls(self)
+        for ask in calls:
+            with calls:
+                calls.value = _not_async(ask(*args, **kwargs), "acall")
+        return calls.result()
 
     async def aattempt(self, *args: Any, **kwargs: Any) -> Result[Any]:
         """Async twin of `attempt`."""
-        turns = _Turns(self)
-        for ask in turns:
-            with turns:
-                turns.value = await ask(*args, **kwargs)
-        return turns.result()
+        calls = _ModelCalls(self)
+        for ask in calls:
+            with calls:
+                calls.value = await ask(*args, **kwargs)
+        return calls.result()
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Yield from a stream (a generator, or an SDK's); fall back only before the first item.
 
         A stream that has `close` is closed in any case.
         """
-        turns = _Turns(self)
-        for ask in turns:
-            with turns:
+        calls = _ModelCalls(self)
+        for ask in calls:
+            with calls:
                 items = prime(_not_async(ask(*args, **kwargs), "astream"))
-            if turns.answered:
+            if calls.answered:
                 yield from items
-        turns.result().unwrap()
+        calls.result().unwrap()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Async twin of `stream`, for async generators and results of async functions."""
-        turns = _Turns(self)
-        for ask in turns:
-            with turns:
+        calls = _ModelCalls(self)
+        for ask in calls:
+            with calls:
                 items = ask(*args, **kwargs)
                 items = await items if isawaitable(items) else items
                 items = await aprime(items, owned=True)
-            if turns.answered:
+            if calls.answered:
                 async with aclosing(items):
                     async for item in items:
                         yield item
-        turns.result().unwrap()
+        calls.result().unwrap()
 
     def snapshot(self) -> dict[str, Any]:
         """Return how often each model served, and how often none did."""
@@ -187,7 +187,7 @@ def _not_async(answer: Any, instead: str) -> Any:
     return answer
 
 
-class _Turns:
+class _ModelCalls:
     """The progress of one call: the next model to call, and the results so far.
 
     Each model is called in a `with` block, whose end is its result; an Exception is kept.
@@ -228,7 +228,7 @@ class _Turns:
         self._last = error
         deadline = current_deadline()
         late = deadline is not None and deadline.remaining() <= 0
-        self._over = late or not self._models._passing(error)
+        self._over = late or not self._models._fall_back_on(error)
         if self._over and not late and not isinstance(error, DeadlineExceeded):
             self._first = error  # a bad request: the caller must see this exception
 

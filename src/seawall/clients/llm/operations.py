@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall import registry
 from seawall._forks import survives_fork
-from seawall.clients.llm.estimate import ASKED, Asked, asked_by
-from seawall.clients.llm.usage import UNKNOWN, Late, Usage, name_of
+from seawall.clients.llm.estimate import PARSED_REQUEST, ParsedRequest, parsed_request
+from seawall.clients.llm.usage import UNKNOWN, PendingUsage, Usage, name_of
 from seawall.models.histogram import SECONDS, TOKENS, Tally
 from seawall.runtime.mutex import Mutex
 
@@ -125,14 +125,14 @@ class Operation:
         self.error = str(error) if isinstance(error, int) else type(error).__name__
         self.end(UNKNOWN)
 
-    def follow(self, late: Late) -> None:
+    def follow(self, pending: PendingUsage) -> None:
         """End when the response was read."""
 
         def end(usage: Usage) -> None:
-            self.response_model, self.error = late.model, late.error
+            self.response_model, self.error = pending.model, pending.error
             self.end(usage)
 
-        late.then(end)
+        pending.then(end)
 
     def end(self, usage: Usage) -> None:
         """Count the operation, with its usage."""
@@ -253,18 +253,18 @@ def _provider(host: str, path: str) -> str:
     return "anthropic" if path.endswith("/v1/messages") else "openai"
 
 
-def note_request(request: Any) -> None:
+def parse_for_attempts(request: Any) -> None:
     """Remember the request for all attempts, whose bodies cannot be inspected."""
     if not _operation(request):
         return
     with suppress(Exception):  # a stream can be read only once
         if len(request.content) <= LARGEST_READ:
-            asked_by((request,))
+            parsed_request((request,))
 
 
 def _request_model(request: Any) -> str:
-    asked = request.extensions.get(ASKED)
-    return name_of(asked.body.get("model")) if isinstance(asked, Asked) else ""
+    asked = request.extensions.get(PARSED_REQUEST)
+    return name_of(asked.body.get("model")) if isinstance(asked, ParsedRequest) else ""
 
 
 def _operation(request: Any) -> str:

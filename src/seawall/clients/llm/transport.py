@@ -13,18 +13,18 @@ from functools import partial
 from operator import call
 from typing import Any, ClassVar, Final
 
-from seawall.clients.http.bodies import PassedBody, library_of, stream_class
-from seawall.clients.http.httpx_family import AsyncAround, SyncAround
-from seawall.clients.llm.endings import CLIENT, mark_unsent, was_refused
+from seawall.clients.http.bodies import StreamedBody, library_of, stream_class
+from seawall.clients.http.httpx_family import AsyncWrapper, SyncWrapper
+from seawall.clients.llm.outcomes import CLIENT, mark_unsent, was_refused
 from seawall.clients.llm.estimate import is_free
-from seawall.clients.llm.limits import LATE, TokenLimits
+from seawall.clients.llm.limits import USAGE, TokenLimits
 from seawall.clients.llm.operations import Operation, Operations
 from seawall.clients.llm.usage import (
     FIRST_EVENT,
     NONE_USED,
     UNKNOWN,
     JsonReader,
-    Late,
+    PendingUsage,
     Reader,
     SseReader,
     Unpacking,
@@ -58,7 +58,7 @@ _OK, _REDIRECT = 200, 300
 _ABOUT_BODY: Final = ("content-encoding", "content-length", "content-type", "transfer-encoding")
 
 
-class Vendor:
+class VendorLayer:
     """Base of both layers: the limits to update, and the warning if the SDK retries on its own."""
 
     _handler: ClassVar[str]
@@ -107,12 +107,12 @@ class Vendor:
             if isinstance(error, Exception):
                 mark_unsent(error, self._guard)
             raise
-        late, events = self._answered(request, response)
-        body = self._inspected(request, response, late)
+        usage, events = self._read_report(request, response)
+        body = self._inspected(request, response, usage)
         if events is not None:
             if body is not None:
                 try:
-                    yield from self._begin(body, events)
+                    yield from self._read_first_event(body, events)
                 except BaseException as error:
                     operation.failed(error)
                     raise
@@ -124,21 +124,21 @@ class Vendor:
         if response.status_code >= CLIENT:
             operation.failed(response.status_code)
         else:  # ends when the response was read
-            operation.follow(response.extensions[LATE])
+            operation.follow(response.extensions[USAGE])
         return response
 
-    def _inspected(self, request: Any, response: Any, late: Late) -> InspectedBody | None:
+    def _inspected(self, request: Any, response: Any, usage: PendingUsage) -> InspectedBody | None:
         """Return the body, inspected as it is read; None if it was read already."""
         if response.is_stream_consumed:
-            late.feed(response.content)
-            late.end()
+            usage.feed(response.content)
+            usage.end()
             return None
         kind = stream_class(InspectedBody, library_of(request.__class__))
-        body: InspectedBody = kind(response.stream, late)
+        body: InspectedBody = kind(response.stream, usage)
         response.stream = body
         return body
 
-    def _begin(self, body: InspectedBody, events: SseReader) -> Steps[None]:
+    def _read_first_event(self, body: InspectedBody, events: SseReader) -> Steps[None]:
         """Read `body` until the first event has arrived, or the beginning is too long."""
         read = 0
         try:
@@ -151,26 +151,27 @@ class Vendor:
             yield getattr(body, self._close)
             raise
 
-    def _answered(self, request: Any, response: Any) -> tuple[Late, SseReader | None]:
+    def _read_report(self, request: Any, response: Any) -> tuple[PendingUsage, SseReader | None]:
         """Pass the vendor's report to the limits; return readers of the usage and of the events."""
         status, headers = response.status_code, response.headers
         for limits in self._limits:
             try:
-                limits.hear(headers.raw, status, request)
+                limits.apply_headers(headers.raw, status, request)
             except Exception:
                 import logging
 
                 # The response is more important than its report about limits.
                 logging.getLogger("seawall").exception("guard %r: not understood", self._guard)
-        late, events = Late(None), None
+        usage, events = PendingUsage(None), None
         if was_refused(status):
-            late = Late(None, NONE_USED)
+            usage = PendingUsage(None, NONE_USED)
         elif _OK <= status < _REDIRECT:
             reader, events = _readers(response)
             # If a request uses no tokens, its response can only report the usage of another one.
-            late = Late(events and reader, NONE_USED) if is_free(request) else Late(reader)
-        response.extensions[LATE] = late
-        return late, events
+            free = is_free(request)
+            usage = PendingUsage(events and reader, NONE_USED) if free else PendingUsage(reader)
+        response.extensions[USAGE] = usage
+        return usage, events
 
 
 def _readers(response: Any) -> tuple[Reader | None, SseReader | None]:
@@ -208,7 +209,7 @@ def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
     ]
     extensions: dict[str, Any] = {
         "http_version": response.extensions.get("http_version", b"HTTP/1.1"),
-        LATE: Late(None, NONE_USED if was_refused(status) else UNKNOWN),
+        USAGE: PendingUsage(None, NONE_USED if was_refused(status) else UNKNOWN),
     }
     return type(response)(
         status,
@@ -218,12 +219,12 @@ def _as_error(response: Any, status: int, event: dict[str, Any]) -> Any:
     )
 
 
-class InspectedBody(PassedBody):
-    """A body in transit, which `late` inspects; its beginning may be read ahead."""
+class InspectedBody(StreamedBody):
+    """A body in transit, which `usage` inspects; its beginning may be read ahead."""
 
-    def __init__(self, stream: Any, late: Late) -> None:
+    def __init__(self, stream: Any, usage: PendingUsage) -> None:
         super().__init__(stream)
-        self._late = late
+        self._usage = usage
 
     def read_ahead(self) -> bytes | None:
         """Read a chunk before the caller asks for it; None at the end."""
@@ -242,20 +243,20 @@ class InspectedBody(PassedBody):
 
     def _kept(self, chunk: bytes | None) -> bytes | None:
         if chunk is not None:
-            self._saw(chunk)
+            self._on_chunk(chunk)
             self._head.append(chunk)
         return chunk
 
-    def _saw(self, chunk: bytes) -> None:
-        self._late.feed(chunk)
+    def _on_chunk(self, chunk: bytes) -> None:
+        self._usage.feed(chunk)
 
-    def _ended(self, error: BaseException | None) -> None:
+    def _on_end(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, GeneratorExit):
-            self._late.error = type(error).__name__
-        self._late.end()
+            self._usage.error = type(error).__name__
+        self._usage.end()
 
 
-class VendorTransport(SyncAround, Vendor):
+class VendorTransport(SyncWrapper, VendorLayer):
     """The layer for a `Client`."""
 
     _handler, _read_ahead, _close = "handle_request", "read_ahead", "close"
@@ -265,7 +266,7 @@ class VendorTransport(SyncAround, Vendor):
         return drive(self._exchange(request), call)
 
 
-class AsyncVendorTransport(AsyncAround, Vendor):
+class AsyncVendorTransport(AsyncWrapper, VendorLayer):
     """The layer for an `AsyncClient`."""
 
     _handler, _read_ahead, _close = "handle_async_request", "aread_ahead", "aclose"

@@ -316,7 +316,7 @@ class Unpacking(Reader):
         return usage
 
 
-class Late:
+class PendingUsage:
     """The usage of a response, which is known when its body was read; reported once."""
 
     def __init__(self, reader: Reader | None, usage: Usage | None = None) -> None:

@@ -95,7 +95,7 @@ class Checker:
         self._rng = hosts.rng
         self._virtual = isinstance(hosts.clock, VirtualClock)
         self._ssl = settings.ssl
-        self._background = Background(lambda: None, _nothing, owner="checks")
+        self._background = Background(lambda: None, _do_nothing, owner="checks")
         me = ref(self)
 
         async def check() -> None:
@@ -123,10 +123,10 @@ class Checker:
         self._background.after_fork()
 
     async def _round(self) -> None:
-        await self.ask_all()
+        await self.check_all()
         await sleep_async(self.settings.every * 2 * JITTER * self._rng.random())
 
-    async def ask_all(self) -> None:
+    async def check_all(self) -> None:
         """Check all hosts once, concurrently."""
         hosts = self._hosts()
         if hosts is None:
@@ -177,5 +177,5 @@ class Checker:
         return self._ssl
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass

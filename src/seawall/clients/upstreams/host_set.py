@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seawall.clients.upstreams.hosts import HostGate, UpstreamHost, gates_of
+from seawall.clients.upstreams.hosts import HostBreaker, UpstreamHost, breaker_layers
 from seawall.errors import CircuitOpen
 from seawall.events import Event, HostEjected, HostRestored
 from seawall.events.bus import emit
@@ -34,7 +34,7 @@ NO_EJECTION = Outliers(consecutive=None, failure_ratio=None, deviations=None)
 same time."""
 
 
-class Sent(NamedTuple):
+class RequestInProgress(NamedTuple):
     """A request in progress."""
 
     host: UpstreamHost
@@ -76,12 +76,12 @@ class HostSet:
                     "breaker: one for all hosts would stop them all; write"
                     " breaker=lambda host: Breaker(...), or Breaker(key=lambda host: host, ...)"
                 )
-            self._keyed = gates_of(breaker, name, clock, rng)
+            self._keyed = breaker_layers(breaker, name, clock, rng)
         self._panic = panic
         self._usable: tuple[UpstreamHost, ...] = ()
         self._loads: tuple[Load, ...] = ()
         self._review_at = float("inf")
-        self._doubts: dict[ActionBound, tuple[Sequence[str], str]] = {}
+        self._set_aside: dict[ActionBound, tuple[Sequence[str], str]] = {}
         """Hosts to set aside and why, for each action that requests it."""
         self._pending_events: list[tuple[type[Event], dict[str, Any]]] = []
 
@@ -102,21 +102,23 @@ class HostSet:
                     self.hosts = tuple(known.get(url) or made[url] for url in urls)
                     self._review(now)
                     break
-        self._tell()
+        self._emit_pending()
 
-    def _gate(self, url: str) -> HostGate | None:
+    def _gate(self, url: str) -> HostBreaker | None:
         breaker = self._breaker
         if isinstance(breaker, Breaker) and self._keyed is not None:
-            return HostGate(breaker, self._keyed, url)
+            return HostBreaker(breaker, self._keyed, url)
         if breaker is None or isinstance(breaker, Breaker):
             return None
         made = breaker(url)
         if not isinstance(made, Breaker):
             raise TypeError(f"breaker({url!r}) gave {made!r}: return a Breaker")
-        layers = gates_of(made, f"{self.name} {url}", self.clock, self.rng)
-        return HostGate(made, layers, url)
+        layers = breaker_layers(made, f"{self.name} {url}", self.clock, self.rng)
+        return HostBreaker(made, layers, url)
 
-    def take(self, tried: set[str] | None, refused: Collection[UpstreamHost]) -> Sent | None:
+    def take(
+        self, tried: set[str] | None, refused: Collection[UpstreamHost]
+    ) -> RequestInProgress | None:
         """Choose a host and count a request in; return None if all remaining hosts `refused`.
 
         Hosts in `tried` were used in this call already, and are chosen only when no other is left;
@@ -136,11 +138,11 @@ class HostSet:
             if hosts:
                 host = hosts[choose(loads, now, self.rng.random())]
                 host.load.in_flight += 1
-                taken = Sent(host, now, host.record.generation)
+                taken = RequestInProgress(host, now, host.record.generation)
                 if tried is not None:
                     tried.add(host.url)
         if self._pending_events:
-            self._tell()
+            self._emit_pending()
         return taken if hosts else None
 
     def put_back(self, host: UpstreamHost) -> None:
@@ -149,7 +151,7 @@ class HostSet:
 
     def end(
         self,
-        sent: Sent,
+        sent: RequestInProgress,
         outcome: Outcome,
         *,
         refused: bool = False,
@@ -166,17 +168,20 @@ class HostSet:
             if body:
                 _count_out(sent.host.load)
             if outcome is not UNUSED:
-                now = self._hear(sent, outcome, refused=refused) if head else self.clock.now()
+                now = self.clock.now()
+                if head:
+                    self._record_latency(sent, outcome, now, refused=refused)
                 if body or outcome is not OK:
-                    self._conclude(sent, outcome, now)
+                    self._record_outcome(sent, outcome, now)
 
         self.mutex.do(end)
         if self._pending_events:
-            self._tell()
+            self._emit_pending()
 
-    def _hear(self, sent: Sent, outcome: Outcome, *, refused: bool) -> float:
-        """Record the latency until now; return the current time."""
-        now = self.clock.now()
+    def _record_latency(
+        self, sent: RequestInProgress, outcome: Outcome, now: float, *, refused: bool
+    ) -> None:
+        """Record the latency until now."""
         host = sent.host
         host.requests += 1
         if sent.generation == host.record.generation:
@@ -187,9 +192,8 @@ class HostSet:
                 host.load.refused(seconds, now)
             else:
                 host.load.answered(seconds, now)
-        return now
 
-    def _conclude(self, sent: Sent, outcome: Outcome, now: float) -> None:
+    def _record_outcome(self, sent: RequestInProgress, outcome: Outcome, now: float) -> None:
         """Record an outcome, and apply its consequences."""
         host = sent.host
         host.failures += outcome is FAILED
@@ -200,16 +204,16 @@ class HostSet:
         elif outcome is FAILED:
             host.load.failed(0.0, now)  # the latency is recorded already
             host.record.failed(now)
-            self._judge(host, now)
+            self._eject_if_outlier(host, now)
 
-    def _judge(self, host: UpstreamHost, now: float) -> None:
+    def _eject_if_outlier(self, host: UpstreamHost, now: float) -> None:
         if host.out or host not in self.hosts:
             return
         records = [known.record for known in self.hosts]
         out = sum(known.out for known in self.hosts)
         ejection = self.judge.judge(host.record, records, out, now)
         if ejection is not None:
-            self._note(HostEjected, host, **ejection._asdict())
+            self._add_event(HostEjected, host, **ejection._asdict())
             self._review(now)
 
     def checked(self, host: UpstreamHost, *, passed: bool, settings: HealthCheck) -> None:
@@ -224,12 +228,12 @@ class HostSet:
             if passed:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
-                self._note(HostRestored, host, cause="checks passed")
+                self._add_event(HostRestored, host, cause="checks passed")
             elif not was_out:
                 least = settings.every * successes
-                self._note(HostEjected, host, cause="checks failed", seconds=least)
+                self._add_event(HostEjected, host, cause="checks failed", seconds=least)
             self._review(now)
-        self._tell()
+        self._emit_pending()
 
     def set_aside(self, urls: Sequence[str], cause: str, bound: ActionBound) -> None:
         """Stop using `urls`, as far as `bound` and the set's own limit permit, until the next call.
@@ -237,33 +241,33 @@ class HostSet:
         Each call replaces the previous one with the same `bound`.
         """
         with self.mutex:
-            self._doubts.pop(bound, None)
+            self._set_aside.pop(bound, None)
             if urls:
-                self._doubts[bound] = urls, cause
+                self._set_aside[bound] = urls, cause
             else:
                 bound.choose((), len(self.hosts))
             self._review(self.clock.now())
-        self._tell()
+        self._emit_pending()
 
-    def _doubt(self) -> None:
+    def _apply_set_aside(self) -> None:
         """Set hosts aside: as many as may be out in addition to those that have failed."""
-        if not self._doubts and not any(host.doubt for host in self.hosts):
+        if not self._set_aside and not any(host.set_aside_for for host in self.hosts):
             return
         known = {host.url: host for host in self.hosts}
         room = self.judge.settings.most_out(len(known)) - sum(host.is_bad for host in self.hosts)
         doubts: dict[str, str] = {}
-        for bound, (urls, cause) in self._doubts.items():
+        for bound, (urls, cause) in self._set_aside.items():
             wanted = [
                 url for url in urls if url in known and not known[url].is_bad and url not in doubts
             ]
             for url in bound.choose(wanted, len(known), room - len(doubts)):
                 doubts[url] = cause
         for url, host in known.items():
-            was, host.doubt = host.doubt, doubts.get(url, "")
-            if host.doubt and not was:
-                self._note(HostEjected, host, cause=host.doubt, seconds=0.0)
+            was, host.set_aside_for = host.set_aside_for, doubts.get(url, "")
+            if host.set_aside_for and not was:
+                self._add_event(HostEjected, host, cause=host.set_aside_for, seconds=0.0)
             elif was and not host.out:
-                self._note(HostRestored, host, cause=f"no longer {was}")
+                self._add_event(HostRestored, host, cause=f"no longer {was}")
 
     def _review(self, now: float) -> None:
         """Restore hosts whose ejection is over, and update the hosts in service."""
@@ -273,8 +277,8 @@ class HostSet:
                 host.load.forget()
                 host.record.restore(self.judge.settings, now)
                 if not host.out:  # otherwise it still fails its checks
-                    self._note(HostRestored, host, cause="its time was over")
-        self._doubt()
+                    self._add_event(HostRestored, host, cause="its time was over")
+        self._apply_set_aside()
         serving = tuple(host for host in self.hosts if not host.out)
         out = len(self.hosts) - len(serving)
         self.panic = out > self._most_out(len(self.hosts))
@@ -323,27 +327,27 @@ class HostSet:
                 "in_flight": sum(host.load.in_flight for host in self.hosts),
                 "hosts": {host.url: host.snapshot(now) for host in self.hosts},
             }
-        self._tell()
+        self._emit_pending()
         return seen
 
-    def _note(self, kind: type[Event], host: UpstreamHost, **fields: Any) -> None:
+    def _add_event(self, kind: type[Event], host: UpstreamHost, **fields: Any) -> None:
         self._pending_events.append((kind, {"host": host.url, **fields}))
 
-    def _tell(self) -> None:
+    def _emit_pending(self) -> None:
         """Emit pending events, outside of the lock: a listener may ask for a snapshot."""
         with self.mutex:
-            untold, self._pending_events = self._pending_events, []
-        for kind, fields in untold:
+            events, self._pending_events = self._pending_events, []
+        for kind, fields in events:
             emit(kind, self.name, **fields)
 
     def after_fork(self) -> None:
         """Reset in a child process: the requests and detectors of other threads are gone."""
         self.mutex = Mutex()
-        self._doubts = {}
+        self._set_aside = {}
         self._pending_events = []
         for host in self.hosts:
             host.load.in_flight = 0
-            host.doubt = ""
+            host.set_aside_for = ""
         self._review(self.clock.now())
 
 

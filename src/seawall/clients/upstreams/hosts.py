@@ -80,14 +80,14 @@ class UpstreamHost:
     """State of one host; read and changed under the lock of its set."""
 
     def __init__(
-        self, url: str, half_life: float, outliers: Outliers, gate: HostGate | None, now: float
+        self, url: str, half_life: float, outliers: Outliers, gate: HostBreaker | None, now: float
     ) -> None:
         self.url = url
         self.endpoint = endpoint_of(url)
         self.load = Load(half_life)
         self.record = HostRecord(outliers, now)
         self.checked = Checked()
-        self.doubt = ""
+        self.set_aside_for = ""
         """Why it is set aside, such as the suspicion of a failure detector. Empty if it is not."""
         self.gate = gate
         self.requests = 0
@@ -96,7 +96,7 @@ class UpstreamHost:
     @property
     def out(self) -> bool:
         """Whether it is out of service: ejected, failing its checks, or set aside."""
-        return self.is_bad or bool(self.doubt)
+        return self.is_bad or bool(self.set_aside_for)
 
     @property
     def is_bad(self) -> bool:
@@ -109,7 +109,7 @@ class UpstreamHost:
             return "failing checks"
         if self.record.until is not None:
             return "ejected"
-        return "suspected" if self.doubt else "serving"
+        return "suspected" if self.set_aside_for else "serving"
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the state of the host."""
@@ -129,7 +129,7 @@ class UpstreamHost:
         return f"<Host {self.url!r}: {self.load!r}>"
 
 
-class HostGate:
+class HostBreaker:
     """The breaker of one host; a keyed breaker gets the host's URL as its key argument."""
 
     def __init__(self, breaker: Breaker, layers: dict[Any, Any], url: str) -> None:
@@ -146,7 +146,7 @@ class HostGate:
         return "closed" if model is None else model.state.value
 
 
-def gates_of(breaker: Breaker, name: str, clock: Clock, rng: Random) -> dict[Any, Any]:
+def breaker_layers(breaker: Breaker, name: str, clock: Clock, rng: Random) -> dict[Any, Any]:
     """Bind `breaker` to a guard called `name`; return its gates for sync and async calls."""
     guard = Guard._unregistered(name, (breaker,), clock=clock, rng=rng)
     bound: Any = guard.bounds[0]

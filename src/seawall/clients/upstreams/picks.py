@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any, Final, Self
 
-from seawall.clients.upstreams.host_set import HostSet, Sent
+from seawall.clients.upstreams.host_set import HostSet, RequestInProgress
 from seawall.clients.upstreams.hosts import Endpoint, UpstreamHost
 from seawall.context import deadline_scope, live_scope
 from seawall.errors import CircuitOpen, Rejected
@@ -28,7 +28,7 @@ NOT_FAILURES: Final = frozenset({501, 505})
 """Statuses from 500 on that are about the request, not about the host."""
 
 
-def failed_by_itself(error: Exception | None, response: Any) -> bool:
+def is_host_failure(error: Exception | None, response: Any) -> bool:
     """Return whether a host failed: by an exception, or by a status that means its own failure."""
     if error is not None:
         return type(error).__name__ not in NEVER_SENT
@@ -60,15 +60,15 @@ class Pick:
         self._tried = tried
         self._kind: Kind = "sync"
         self._used = False
-        self._blamed: type[Exception] | tuple[type[Exception], ...] = Exception
+        self._host_errors: type[Exception] | tuple[type[Exception], ...] = Exception
         """The exceptions that a host can have caused."""
         self._verdict: Outcome | None = None
         self._refused = False
-        self._headed = False
+        self._head_recorded = False
         """Whether the head of a response has arrived, and its body is in progress."""
-        self._answer: Any = None
+        self._response: Any = None
         self._ticket: Any = None
-        self._sent: Sent | None = None
+        self._sent: RequestInProgress | None = None
 
     def __repr__(self) -> str:
         where = "not begun, or over" if self._sent is None else self._sent.host.url
@@ -91,8 +91,8 @@ class Pick:
 
     def answered(self, response: Any) -> None:
         """Classify the response of the host with `is_failure(None, response)`."""
-        self._answer = response
-        self._verdict = FAILED if self._judge(None, response) else OK
+        self._response = response
+        self._verdict = FAILED if self._has_failed(None, response) else OK
         self._refused = self._verdict is OK and _status(response) >= REFUSED
 
     def failed(self) -> None:
@@ -176,7 +176,7 @@ class Pick:
         sent = self._sent
         assert sent is not None  # noqa: S101 - it has just been answered
         outcome = self._verdict or OK
-        self._headed = True
+        self._head_recorded = True
         # After a good head the body decides; after a bad one the outcome is final.
         self._verdict = None if outcome is OK else CANCELLED
         try:
@@ -189,7 +189,7 @@ class Pick:
         if sent is None:
             return
         outcome = self._outcome(sent, error)
-        if self._headed:
+        if self._head_recorded:
             self._set.end(sent, outcome, head=False)
             return
         try:
@@ -200,27 +200,27 @@ class Pick:
     def _leave(self, host: UpstreamHost, outcome: Outcome, error: BaseException | None) -> None:
         """Leave the breaker, which judges only the head of a response: a long body is not slow."""
         ticket, self._ticket = self._ticket, None
-        answer, self._answer = self._answer, None
+        answer, self._response = self._response, None
         if host.gate is not None:
             detail = answer if outcome is OK else error
             host.gate.layers[self._kind].leave(ticket, outcome, detail, self._set.clock.now())
 
-    def _outcome(self, sent: Sent, error: BaseException | None) -> Outcome:
+    def _outcome(self, sent: RequestInProgress, error: BaseException | None) -> Outcome:
         if self._verdict is not None or error is None:
             return self._verdict or OK
         if isinstance(error, Rejected):
             return UNUSED
         if isinstance(error, Exception):
-            if not isinstance(error, self._blamed):
+            if not isinstance(error, self._host_errors):
                 return CANCELLED
-            if not self._judge(error, None):
+            if not self._has_failed(error, None):
                 return UNUSED if type(error).__name__ in NEVER_SENT else CANCELLED
-            return CANCELLED if self._cut_short(sent) else FAILED
+            return CANCELLED if self._had_too_little_time(sent) else FAILED
         # A body may be longer than the caller has time for; a stalled body is a read error.
-        late = not self._headed and _out_of_time(error) and not self._cut_short(sent)
-        return FAILED if late else CANCELLED
+        is_late = not self._head_recorded and _out_of_time(error)
+        return FAILED if is_late and not self._had_too_little_time(sent) else CANCELLED
 
-    def _cut_short(self, sent: Sent) -> bool:
+    def _had_too_little_time(self, sent: RequestInProgress) -> bool:
         """Return whether the caller's deadline left less time than the host usually takes."""
         held = deadline_scope()
         while held is not None and held[3] is not True:  # of a Timeout: the host had that time
@@ -228,9 +228,9 @@ class Pick:
         if held is None or held[1].now() < held[0]:
             return False
         usual = sent.host.load.usual
-        return self._headed or usual is None or self._set.clock.now() - sent.began < usual
+        return self._head_recorded or usual is None or self._set.clock.now() - sent.began < usual
 
-    def _judge(self, error: Exception | None, response: Any) -> bool:
+    def _has_failed(self, error: Exception | None, response: Any) -> bool:
         try:
             return bool(self._is_failure(error, response))
         except Exception:

@@ -16,8 +16,8 @@ from importlib import import_module
 from operator import call
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from seawall.clients.http.bodies import PassedBody, library_of, stream_class
-from seawall.clients.http.httpx_family import TRIED
+from seawall.clients.http.bodies import StreamedBody, library_of, stream_class
+from seawall.clients.http.httpx_family import TRIED_HOSTS
 from seawall.clients.http.library import as_library_error
 from seawall.clients.upstreams.hosts import Endpoint
 from seawall.clients.upstreams.picks import Pick
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-KEPT: Final = 256
+MOST_ADDRESSES: Final = 256
 """Maximum number of cached addresses: creating one costs more than the rest of a request here."""
 
 CREATED: Final = 201
@@ -41,14 +41,14 @@ HOST: Final = "seawall.host"
 """Extension of a response that names its host."""
 
 
-class WatchedBody(PassedBody):
+class WatchedBody(StreamedBody):
     """The body of a response; reports its end to `pick`."""
 
     def __init__(self, stream: Any, pick: Pick) -> None:
         super().__init__(stream)
         self._pick = pick
 
-    def _ended(self, error: BaseException | None) -> None:
+    def _on_end(self, error: BaseException | None) -> None:
         self._pick._end(error)  # does nothing if it has ended
 
 
@@ -75,7 +75,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         upstreams._require_urls()
         self._upstreams = upstreams
         self._inner = transport
-        self._made: dict[tuple[str, str], Any] = {}
+        self._default_transports: dict[tuple[str, str], Any] = {}
         """Transports of the default kind, by library and name."""
         self._addresses: dict[tuple[str, str] | None, Any] = {}
 
@@ -102,7 +102,7 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             guarded = import_module(f"seawall.clients.{library.__name__}")
             raise as_library_error(error, guarded._LIBRARY, request) from None
         try:
-            sent = self._readdressed(request, pick, library)
+            sent = self._addressed_to_host(request, pick, library)
             response = yield partial(send, sent)
             return self._received(response, request, sent, pick, library)
         except BaseException as error:
@@ -110,16 +110,16 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             raise
 
     def _pick(self, request: Any, library: Any) -> Pick:
-        tried = request.extensions.get(TRIED)
+        tried = request.extensions.get(TRIED_HOSTS)
         pick = self._upstreams.pick(tried=tried if isinstance(tried, set) else None)
         # Other errors come from the user's own body, or are bugs.
-        pick._blamed = (library.TransportError, OSError)
+        pick._host_errors = (library.TransportError, OSError)
         return pick
 
     def _received(self, response: Any, request: Any, sent: Any, pick: Pick, library: Any) -> Any:
         """Record the head of a response; the request is over when its body is."""
         response.extensions[HOST] = pick.url
-        send_back(response, request.url, sent.url, pick._endpoint.prefix)
+        rewrite_location(response, request.url, sent.url, pick._endpoint.prefix)
         pick.answered(response)
         if response.is_closed:  # there is no body, or it is complete
             pick._end(None)
@@ -129,15 +129,15 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             response.stream = body(response.stream, pick)
         return response
 
-    def _readdressed(self, request: Any, pick: Pick, library: Any) -> Any:
+    def _addressed_to_host(self, request: Any, pick: Pick, library: Any) -> Any:
         before = request.url
         # A URL with a query is mostly used once, and may contain secrets.
         key = None if before.query else (pick.url, str(before))
         after = self._addresses.get(key)
         if after is None:
-            after = _moved(before, pick._endpoint)
+            after = _at_host(before, pick._endpoint)
             if key is not None:
-                if len(self._addresses) >= KEPT:
+                if len(self._addresses) >= MOST_ADDRESSES:
                     self._addresses.clear()
                 self._addresses[key] = after
         own, new = before.netloc, after.netloc
@@ -158,10 +158,10 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
         inner = self._inner
         if inner is None:
             key = library.__name__, default
-            inner = self._made.get(key)
+            inner = self._default_transports.get(key)
             if inner is None:
                 # Of two concurrent first threads, one discards its own.
-                inner = self._made.setdefault(key, getattr(library, default)())
+                inner = self._default_transports.setdefault(key, getattr(library, default)())
         send = getattr(inner, name, None)
         if send is None:
             raise TypeError(
@@ -171,13 +171,13 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
 
     def close(self) -> None:
         """Close the inner transport; the hosts, which may be shared, stay usable."""
-        for inner in (self._inner, *self._made.values()):
+        for inner in (self._inner, *self._default_transports.values()):
             if hasattr(inner, "close"):
                 inner.close()
 
     async def aclose(self) -> None:
         """Async twin of `close`."""
-        for inner in (self._inner, *self._made.values()):
+        for inner in (self._inner, *self._default_transports.values()):
             if hasattr(inner, "aclose"):
                 await inner.aclose()
 
@@ -204,14 +204,14 @@ class UpstreamTransport(_Base):  # type: ignore[misc]  # Any, for type checkers
             await self._inner.__aexit__(*raised)
 
 
-def _moved(url: Any, to: Endpoint) -> Any:
+def _at_host(url: Any, to: Endpoint) -> Any:
     changes: dict[str, Any] = {"scheme": to.scheme, "host": to.address, "port": to.port}
     if to.prefix:
         changes["raw_path"] = to.prefix.encode("ascii") + url.raw_path
     return url.copy_with(**changes)
 
 
-def send_back(response: Any, asked: Any, sent: Any, prefix: str) -> None:
+def rewrite_location(response: Any, asked: Any, sent: Any, prefix: str) -> None:
     """Rewrite a `Location` at the chosen host to the host that the user requested.
 
     `asked` is the URL that the user wrote, `sent` the one that was sent. Otherwise a redirect would

@@ -25,7 +25,7 @@ from seawall._forks import survives_fork
 from seawall.clients.upstreams.checks import Checker, HealthCheck
 from seawall.clients.upstreams.host_set import NO_EJECTION, HostSet
 from seawall.clients.upstreams.hosts import check_hosts, endpoint_of
-from seawall.clients.upstreams.picks import Classifier, Pick, failed_by_itself
+from seawall.clients.upstreams.picks import Classifier, Pick, is_host_failure
 from seawall.clients.upstreams.transport import UpstreamTransport
 from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.errors import ErrorKinds, error_predicate
@@ -72,7 +72,7 @@ class Upstreams:
         listed = check_hosts(hosts)
         self.name = name
         self._is_failure = (
-            failed_by_itself if is_failure is None else error_predicate("is_failure", is_failure)
+            is_host_failure if is_failure is None else error_predicate("is_failure", is_failure)
         )
         self._own_rng = rng is None
         self._set = HostSet(
@@ -146,7 +146,7 @@ class Upstreams:
         """Check all hosts now, as `health` says; in addition to the background checks."""
         if self._checker is None:
             raise RuntimeError("acheck(): write health=HealthCheck(...) when making the Upstreams")
-        await self._checker.ask_all()
+        await self._checker.check_all()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the set, and of each host by its URL."""

@@ -21,9 +21,9 @@ from weakref import ref
 
 import grpc
 
-from seawall.clients.grpc.calls import Cancelled, Rpc, RpcTerms, verdict, verdict_on
+from seawall.clients.grpc.calls import Rpc, RpcCancelled, RpcTerms, verdict, verdict_of_error
+from seawall.clients.grpc.completed_calls import AioCompletedCall, CompletedCall
 from seawall.clients.grpc.errors import is_failure, raise_failure
-from seawall.clients.grpc.replies import AioFinished, Finished
 from seawall.context import Scope, deadline_scope
 from seawall.errors import TimedOut
 from seawall.runtime.call import Call
@@ -46,7 +46,7 @@ def once(act: Callable[..., Any]) -> Callable[..., bool]:
     return first
 
 
-class Started:
+class StartedStream:
     """A stream whose first item was requested, or will be."""
 
     def __init__(self, call: Any, items: Any) -> None:
@@ -58,7 +58,7 @@ class Started:
         """A status without items that is not a failure, such as NOT_FOUND."""
 
 
-def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Steps[Any]:
+def start_held_call(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Steps[Any]:
     """Enter the gates and start the call; leave them when it is over.
 
     `timed`: the call is a future, and the guard's timeouts limit the whole call, as its deadline.
@@ -68,13 +68,13 @@ def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Steps[Any]:
     yield hold.__aenter__ if is_async else hold.__enter__
     leave = once(lambda error: hold.__exit__(None, error, None))
     try:
-        seconds = terms.left_until(deadline_scope(), timed=timed)
+        seconds = terms.seconds_until(deadline_scope(), timed=timed)
         call = yield partial(rpc.send, terms.details(rpc, seconds), rpc.message())
-        watched = awhen_over(call, leave) if is_async else when_over(call, leave)
+        watched = aleave_at_end(call, leave) if is_async else leave_at_end(call, leave)
         if not timed and not is_async:
-            return Items(Started(call, iter(call)), leave)
+            return SyncStreamItems(StartedStream(call, iter(call)), leave)
         if not timed and not watched:
-            return AioFinished(None, AioItems(Started(None, aiter(call)), leave))
+            return AioCompletedCall(None, AioStreamItems(StartedStream(None, aiter(call)), leave))
     except BaseException as error:
         leave(error)
         raise
@@ -83,24 +83,24 @@ def begin(terms: RpcTerms, rpc: Rpc, *, timed: bool) -> Steps[Any]:
     return call  # the same object: gRPC writes to no other
 
 
-def first_item(terms: RpcTerms, rpc: Rpc) -> Steps[Any]:
+def start_repeatable_stream(terms: RpcTerms, rpc: Rpc) -> Steps[Any]:
     """Run the guard up to the first item; the gates are left when the call is over."""
     is_async = terms.kind == "async"
     # Read outside of the guard: its timeouts apply up to the first item, and do not end the stream.
     until = deadline_scope()
 
-    def first(rpc: Rpc) -> Started:
+    def first(rpc: Rpc) -> StartedStream:
         return drive(_start(terms, rpc, until), operator.call)
 
-    async def afirst(rpc: Rpc) -> Started:
+    async def afirst(rpc: Rpc) -> StartedStream:
         return await adrive(_start(terms, rpc, until), operator.call)
 
-    host = terms.host(rpc)
+    host = terms.guard_for(rpc)
     function = afirst if is_async else first
     call = Call(host, terms.stream_layers, function, (rpc,), {}, host.clock.now())
     call.streaming = True
     call.adapt = _asubstitute if is_async else _substitute
-    started: Started = yield partial(run_async if is_async else run_sync, call)
+    started: StartedStream = yield partial(run_async if is_async else run_sync, call)
     call.value = None  # otherwise gRPC's callback would keep the stream from being collected
     leave = once(lambda error: release(call, error))
     watched = False
@@ -108,26 +108,26 @@ def first_item(terms: RpcTerms, rpc: Rpc) -> Steps[Any]:
         if started.call is None:
             leave(None)
         else:
-            watched = (awhen_over if is_async else when_over)(started.call, leave)
+            watched = (aleave_at_end if is_async else leave_at_end)(started.call, leave)
     except BaseException as error:
         leave(error)
         raise
     if not is_async:
-        return Items(started, leave)
-    items = AioItems(started, leave)
-    return items if watched else AioFinished(None, items)  # unwatched items belong to no call
+        return SyncStreamItems(started, leave)
+    items = AioStreamItems(started, leave)
+    return items if watched else AioCompletedCall(None, items)  # unwatched items belong to no call
 
 
-def _start(terms: RpcTerms, rpc: Rpc, until: Scope | None) -> Steps[Started]:
+def _start(terms: RpcTerms, rpc: Rpc, until: Scope | None) -> Steps[StartedStream]:
     """Start the call, and wait for its first item; `until` is the deadline of the whole stream."""
-    call = yield partial(rpc.send, terms.details(rpc, terms.left_until(until)), rpc.message())
+    call = yield partial(rpc.send, terms.details(rpc, terms.seconds_until(until)), rpc.message())
     name = terms.guard.name
-    started = Started(call, aiter(call) if terms.kind == "async" else iter(call))
+    started = StartedStream(call, aiter(call) if terms.kind == "async" else iter(call))
     try:
         if terms.kind == "async":
             item = yield started.items.__anext__
         else:
-            item = yield partial(_in_time, started, terms.until_first(until), name)
+            item = yield partial(_in_time, started, terms.seconds_until_first(until), name)
         started.read.append(item)
     except (StopIteration, StopAsyncIteration):
         pass
@@ -136,7 +136,7 @@ def _start(terms: RpcTerms, rpc: Rpc, until: Scope | None) -> Steps[Started]:
     return started
 
 
-def _in_time(started: Started, seconds: float | None, guard: str) -> Any:
+def _in_time(started: StartedStream, seconds: float | None, guard: str) -> Any:
     """Return the first item, or cancel the call after `seconds` and raise `TimedOut`."""
     cancel = getattr(started.call, "cancel", None)
     if seconds is None or cancel is None:
@@ -154,21 +154,21 @@ def _in_time(started: Started, seconds: float | None, guard: str) -> Any:
             )
 
 
-def _judge(started: Started, error: Exception, guard: str) -> None:
+def _judge(started: StartedStream, error: Exception, guard: str) -> None:
     """Raise an error that is the server's failure; keep any other for the reader."""
     if is_failure(error):
         raise_failure(error, guard)
     started.error = error
 
 
-def _substitute(items: Iterable[Any]) -> Started:
-    started = Started(None, iter(items))
+def _substitute(items: Iterable[Any]) -> StartedStream:
+    started = StartedStream(None, iter(items))
     started.read.extend(islice(started.items, 1))
     return started
 
 
-async def _asubstitute(items: Any) -> Started:
-    started = Started(None, aiter(items) if hasattr(items, "__aiter__") else _each(items))
+async def _asubstitute(items: Any) -> StartedStream:
+    started = StartedStream(None, aiter(items) if hasattr(items, "__aiter__") else _each(items))
     try:
         started.read.append(await anext(started.items))
     except StopAsyncIteration:
@@ -181,7 +181,7 @@ async def _each(items: Iterable[Any]) -> AsyncIterator[Any]:
         yield item
 
 
-def when_over(call: Any, leave: Callable[..., bool]) -> bool:
+def leave_at_end(call: Any, leave: Callable[..., bool]) -> bool:
     """Register `leave` for the end of `call`; return whether the call supports that."""
     if not hasattr(call, "add_callback"):
         return False
@@ -198,7 +198,7 @@ def when_over(call: Any, leave: Callable[..., bool]) -> bool:
     return True
 
 
-def awhen_over(call: Any, leave: Callable[..., bool]) -> bool:
+def aleave_at_end(call: Any, leave: Callable[..., bool]) -> bool:
     """Register `leave` for the end of `call`; return whether the call supports that."""
     try:
         call.add_done_callback(lambda over: leave(verdict(_code_of(over))))
@@ -222,23 +222,23 @@ def _code_of(call: Any) -> grpc.StatusCode | None:
     return None
 
 
-class HeldItems:
+class StreamItems:
     """The items of a stream; leaves the gates when it ends or is dropped."""
 
-    def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
+    def __init__(self, started: StartedStream, leave: Callable[..., bool]) -> None:
         self._started = started
         self._leave = leave
 
     def __del__(self) -> None:
-        self._leave(Cancelled())
+        self._leave(RpcCancelled())
 
 
-class Items(HeldItems):
+class SyncStreamItems(StreamItems):
     """A sync stream that leaves the gates when it ends or is dropped; else acts as the call."""
 
-    def __init__(self, started: Started, leave: Callable[..., bool]) -> None:
+    def __init__(self, started: StartedStream, leave: Callable[..., bool]) -> None:
         super().__init__(started, leave)
-        self._call = started.call if started.call is not None else Finished(None)
+        self._call = started.call if started.call is not None else CompletedCall(None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -258,16 +258,16 @@ class Items(HeldItems):
             self._leave(None)
             raise
         except Exception as error:
-            self._leave(verdict_on(error))
+            self._leave(verdict_of_error(error))
             raise
 
     next = __next__
 
 
-grpc.Call.register(Items)
+grpc.Call.register(SyncStreamItems)
 
 
-class AioItems(HeldItems):
+class AioStreamItems(StreamItems):
     """The items of an aio stream."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -285,5 +285,5 @@ class AioItems(HeldItems):
             self._leave(None)
             raise
         except BaseException as error:  # cancelling a read cancels the RPC
-            self._leave(verdict_on(error))
+            self._leave(verdict_of_error(error))
             raise

@@ -33,7 +33,7 @@ class EndedCall:
         fn(self)
 
 
-class Finished(EndedCall, grpc.Call, grpc.Future):  # type: ignore[type-arg, misc]  # see the stubs
+class CompletedCall(EndedCall, grpc.Call, grpc.Future):  # type: ignore[type-arg, misc]  # see the stubs
     """A completed sync call with `response`."""
 
     def __init__(self, response: Any) -> None:
@@ -63,7 +63,7 @@ class Finished(EndedCall, grpc.Call, grpc.Future):  # type: ignore[type-arg, mis
     traceback = exception
 
 
-class AioFinished(
+class AioCompletedCall(
     EndedCall,
     grpc.aio.UnaryUnaryCall[Any, Any],
     grpc.aio.UnaryStreamCall[Any, Any],
