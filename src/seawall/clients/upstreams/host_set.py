@@ -67,7 +67,6 @@ class HostSet:
         self.hosts: tuple[UpstreamHost, ...] = ()
         self.panic = False
         """Whether more hosts are out than permitted: then all are used."""
-        self.gated = breaker is not None
         self._breaker = breaker
         self._keyed = None
         if isinstance(breaker, Breaker):

@@ -101,17 +101,11 @@ class Pick:
 
     def __enter__(self) -> Self:
         self._once()
-        if not self._set.gated:
-            self._take(())
-            return self
         drive(self._steps(), partial(wait_sync, clock=self._set.clock))
         return self
 
     async def __aenter__(self) -> Self:
         self._once()
-        if not self._set.gated:
-            self._take(())
-            return self
         self._kind = "async"
         await adrive(self._steps(), partial(wait_async, clock=self._set.clock))
         return self
@@ -127,7 +121,7 @@ class Pick:
             raise RuntimeError("this pick() was used already: write upstreams.pick() each time")
         self._used = True
 
-    def _take(self, refused: set[UpstreamHost] | tuple[()]) -> UpstreamHost | None:
+    def _take(self, refused: set[UpstreamHost]) -> UpstreamHost | None:
         self._sent = self._set.take(self._tried, refused)
         return None if self._sent is None else self._sent.host
 
