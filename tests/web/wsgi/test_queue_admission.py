@@ -16,7 +16,7 @@ from seawall.web import Trust
 from seawall.web.health.health import _wall as wall
 from seawall.web.request import Incoming
 from seawall.web.wsgi import Edge, QueueAdmission
-from seawall.web.wsgi.arrivals import waited
+from seawall.web.wsgi.queue_wait import queue_wait
 from seawall.web.wsgi.wsgi_request import WsgiRequest, incoming_of
 from tests.redis.support import eventually
 from tests.web.wsgi.support import ask, environ_of
@@ -171,20 +171,20 @@ def request(**headers: str) -> tuple[dict[str, Any], Incoming]:
 def test_a_proxy_tells_in_any_unit(unit: float, prefix: str) -> None:
     """Nginx writes seconds, Heroku milliseconds, others microseconds."""
     text = f"{prefix}{(wall() - 5) * unit:.{3 if unit == 1 else 0}f}"
-    assert waited(*request(X_Request_Start=text)) == pytest.approx(5, abs=1)
+    assert queue_wait(*request(X_Request_Start=text)) == pytest.approx(5, abs=1)
 
 
 @pytest.mark.parametrize("text", ["", "t=", "soon", "-1700000000", "99999999999", "1", "9" * 400])
 def test_nonsense_says_nothing(text: str) -> None:
     """Neither does a time in the future, or long ago: clocks differ."""
-    assert waited(*request(X_Request_Start=text)) == 0.0
+    assert queue_wait(*request(X_Request_Start=text)) == 0.0
 
 
 def test_strangers_are_not_believed() -> None:
     """Else a caller could have its own requests, or the whole queue, look old."""
     environ, incoming = request(X_Request_Start=f"t={wall() - 5:.3f}")
     incoming.trust = Trust()
-    assert waited(environ, incoming) == 0.0
+    assert queue_wait(environ, incoming) == 0.0
 
 
 def test_the_kernel_knows_when_the_request_came() -> None:
@@ -195,11 +195,11 @@ def test_the_kernel_knows_when_the_request_came() -> None:
         with closing(listener.accept()[0]) as connection:
             environ, incoming = request()
             environ["gunicorn.socket"] = connection
-            eventually(lambda: waited(environ, incoming) >= 0.1)
+            eventually(lambda: queue_wait(environ, incoming) >= 0.1)
             before = SYSTEM.now()
             client.sendall(b"\r\n")
-            eventually(lambda: waited(environ, incoming) < 0.1)
-            assert waited(environ, incoming) <= SYSTEM.now() - before + 0.05
+            eventually(lambda: queue_wait(environ, incoming) < 0.1)
+            assert queue_wait(environ, incoming) <= SYSTEM.now() - before + 0.05
         client.close()
 
 
@@ -208,6 +208,6 @@ def test_a_unix_socket_says_nothing() -> None:
     one, other = socket.socketpair()
     environ, incoming = request()
     environ["gunicorn.socket"] = one
-    assert waited(environ, incoming) == 0.0
+    assert queue_wait(environ, incoming) == 0.0
     one.close()
     other.close()

@@ -53,7 +53,7 @@ from seawall.guard import Guard
 from seawall.runtime.blocks import Hold
 from seawall.runtime.policy import GateBound
 from seawall.web.edge.inbound import Classify, Inbound, Tokens
-from seawall.web.problems import problem_of
+from seawall.web.problems import ClientGone, problem_of
 from seawall.web.request import Incoming
 from seawall.web.trust import Trust
 from seawall.wire.grpc import FAILURES, PUSHBACK_KEY, pushback_for, status_name, write_pushback
@@ -77,10 +77,6 @@ _SAME: Final = 0.001  # seconds by which two clocks may differ for the same inst
 
 class _FailureStatus(Exception):
     """Failure of a handler that set a status which means failure, and returned."""
-
-
-class _CallerGone(BaseException):
-    """Signal to a gate that the caller has disconnected: neither success nor failure."""
 
 
 class CallAdmission:
@@ -150,7 +146,7 @@ class CallAdmission:
                 hold.__enter__()
             leave = _once(hold)
             if when_gone is not None:
-                when_gone(lambda: leave(_CallerGone()))
+                when_gone(lambda: leave(ClientGone()))
             with _left(leave, context):
                 yield
 

@@ -2,7 +2,7 @@
 
 A server with threads queues connections inside itself, out of the app's sight: however many wait,
 the app never sees more than a few at once. So a limit on concurrent requests cannot shorten that
-queue. But each request can tell how long it has waited (see `arrivals`), when a thread takes it.
+queue. But each request can tell how long it has waited (see `queue_wait`), when a thread takes it.
 
 The rule, which is that of `seawall.shedding.codel`:
 

@@ -35,7 +35,7 @@ LONGEST: Final = 3600.0
 """Longer waits are not believed: the clocks differ, or the text is something else."""
 
 
-def waited(environ: dict[str, Any], incoming: Incoming) -> float:
+def queue_wait(environ: dict[str, Any], incoming: Incoming) -> float:
     """Return the seconds that the request has waited; 0 if that is unknown."""
     known = 0.0
     connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")

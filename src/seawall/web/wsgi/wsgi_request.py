@@ -30,7 +30,7 @@ from seawall.web.edge.edge_request import EdgeRequest
 from seawall.web.problems import FAILURE
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
-from seawall.web.wsgi.arrivals import waited
+from seawall.web.wsgi.queue_wait import queue_wait
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -108,9 +108,9 @@ class WsgiRequest(EdgeRequest):
         self.granted = self.extra_headers = None
         if INCOMING in environ:
             self.outer = self.scope[INCOMING] = environ[INCOMING]
-        known = waited(environ, self)
-        if known:
-            self.waited = known
+        waited = queue_wait(environ, self)
+        if waited:
+            self.waited = waited
 
     def __getattr__(self, name: str) -> Any:
         """Read the headers when they are first asked for: most requests need none of them."""
