@@ -113,6 +113,18 @@ def test_a_stream_that_ends_early() -> None:
     assert not reader.usage().known
 
 
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_an_event_ends_with_a_blank_line_wherever_it_is_cut(ending: bytes) -> None:
+    """A ping that comes in pieces is not the first event: the error after it is."""
+    lines = (b"event: ping", b'data: {"type": "ping"}', b"", b'data: {"error": {}}', b"", b"")
+    for size in (1, 2, 3, 100):
+        reader = SseReader()
+        body = ending.join(lines) + b": more\n"
+        for start in range(0, len(body), size):
+            reader.feed(body[start : start + size])
+        assert reader.error == {"error": {}}
+
+
 def test_an_error_comes_first() -> None:
     """The first event is known to be an error; comments and pings are no events of that kind."""
     reader = SseReader()

@@ -197,7 +197,8 @@ class SseReader(Reader):
 
     def feed(self, data: bytes) -> None:
         """Inspect the next chunk."""
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        # A "\r" at the end may be the first half of a line's end.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if end:
             whole = data[:end] if self._skipping else bytes(self._line) + data[:end]
             self._line.clear()
