@@ -109,8 +109,8 @@ class Routes:
                     return self._by_shape[found]
                 shapes, unnamed = dispatch.shapes, self._unnamed
                 if unnamed[0] is not shapes:
-                    beside = [pair for pair in patterns if shape_of(pair[0]) not in shapes]
-                    unnamed = self._unnamed = shapes, beside
+                    others = [pair for pair in patterns if shape_of(pair[0]) not in shapes]
+                    unnamed = self._unnamed = shapes, others
                 patterns = unnamed[1]
         if patterns:
             for path in _readings(scope):

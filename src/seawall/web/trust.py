@@ -143,11 +143,11 @@ class Trust:
         An unreadable hop ends the walk at the last good hop, and the result is then not certain.
         Nor is it if there are only proxies: the sender behind them is unknown.
         """
-        said = [value for name, value in headers if name == self._header]
-        if not said:
+        lines = [value for name, value in headers if name == self._header]
+        if not lines:
             return proxy, False
         # Several lines are one list. The nearest proxy wrote its right end.
-        text = b",".join(said)
+        text = b",".join(lines)
         if len(text) > LONGEST:
             return proxy, False
         last = proxy

@@ -58,11 +58,11 @@ def read_baggage(value: str | bytes) -> dict[str, str]:
             # OpenTelemetry forwards a blank as a plus, and a plus as an escape, as HTML forms do.
             raw = raw.replace("+", " ")
         try:
-            said = unquote(raw, errors="strict") if "%" in raw else raw
+            decoded = unquote(raw, errors="strict") if "%" in raw else raw
         except UnicodeDecodeError:
             continue
-        members[key] = said if members.get(key, said) == said else None
-    return {key: said for key, said in members.items() if said is not None}
+        members[key] = decoded if members.get(key, decoded) == decoded else None
+    return {key: member for key, member in members.items() if member is not None}
 
 
 def read_criticality(baggage: Mapping[str, str]) -> Criticality | None:

@@ -55,8 +55,8 @@ def least_timeout(pairs: Iterable[tuple[bytes | str, bytes | str]]) -> float | N
         if name in TIMEOUT_HEADERS:
             given[name] = value if given.get(name, value) == value else None
     least: float | None = None
-    for name, said in given.items():
-        seconds = None if said is None else read_timeout(name, said)
+    for name, text in given.items():
+        seconds = None if text is None else read_timeout(name, text)
         if seconds is not None and (least is None or seconds < least):
             least = seconds
     return least

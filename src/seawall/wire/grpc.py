@@ -68,10 +68,10 @@ def read_pushback(value: object) -> float:
 
 def pushback_of(metadata: Iterable[tuple[Any, Any]] | None) -> float | None:
     """Return the pushback in trailing metadata, or None; `NEVER` for several different values."""
-    said: list[Any] = [value for key, value in metadata or () if key == PUSHBACK_KEY]
-    if not said:
+    values: list[Any] = [value for key, value in metadata or () if key == PUSHBACK_KEY]
+    if not values:
         return None
-    return read_pushback(said[0]) if said.count(said[0]) == len(said) else NEVER
+    return read_pushback(values[0]) if values.count(values[0]) == len(values) else NEVER
 
 
 def write_pushback(seconds: float) -> str:

@@ -83,33 +83,33 @@ def read_vendor_limits(
             found[name] = text if found.get(name, text) == text else None
     if not found:
         return NOTHING
-    standings: dict[str, dict[str, str]] = {}
+    given: dict[str, dict[str, str]] = {}
     for name, text in found.items():
         field = _FIELDS.get(name)
         if field is not None and text is not None:
-            standings.setdefault(field[0], {})[field[1]] = text
+            given.setdefault(field[0], {})[field[1]] = text
     wait = read_milliseconds(found.get("retry-after-ms") or "")
     if wait is None:
         wait = read_retry_after(found.get(RETRY_AFTER_HEADER) or "", wall)
 
-    def standing(kind: str) -> VendorLimit | None:
-        return _standing(standings[kind], wall) if kind in standings else None
+    def limit(kind: str) -> VendorLimit | None:
+        return _limit(given[kind], wall) if kind in given else None
 
-    return VendorLimits(**{kind: standing(kind) for kind in KINDS}, retry_after=wait)
+    return VendorLimits(**{kind: limit(kind) for kind in KINDS}, retry_after=wait)
 
 
-def _standing(said: dict[str, str], wall: float) -> VendorLimit | None:
-    remaining = whole_of(said.get("remaining", ""))
-    reset = said.get("reset", "")
+def _limit(fields: dict[str, str], wall: float) -> VendorLimit | None:
+    remaining = whole_of(fields.get("remaining", ""))
+    reset = fields.get("reset", "")
     after = read_length(reset)
     if after is None:
         instant = read_instant(reset)
         after = None if instant is None else instant - wall
     if remaining is None or after is None or not 0 < after <= A_YEAR:
         return None
-    if "limit" not in said:
+    if "limit" not in fields:
         return VendorLimit(remaining, after)
-    limit = whole_of(said["limit"])
+    limit = whole_of(fields["limit"])
     if not limit or remaining > limit:
         return None
     return VendorLimit(remaining, after, limit)

@@ -89,16 +89,16 @@ def _restored(
     return error
 
 
-def as_rpc_error(error: SeawallError, said: Any = None) -> Exception:
-    """Return `error` as a gRPC error too; `said` is the original gRPC error, if there is one."""
+def as_rpc_error(error: SeawallError, original: Any = None) -> Exception:
+    """Return `error` as a gRPC error too; `original` is the original gRPC error, if there is one."""
     if isinstance(error, grpc.RpcError):
         return error
     state = {
         **vars(error),
         "_code": grpc.StatusCode[status_name(error)],
         "_details": str(error),
-        "_initial_metadata": None if said is None else said.initial_metadata(),
-        "_trailing_metadata": None if said is None else said.trailing_metadata(),
+        "_initial_metadata": None if original is None else original.initial_metadata(),
+        "_trailing_metadata": None if original is None else original.trailing_metadata(),
         "_debug_error_string": "",
     }
     return _restored(type(error), error.args, state)

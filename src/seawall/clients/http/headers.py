@@ -65,8 +65,8 @@ def headers_for(
     if key is not None:
         headers[_KEY] = write_key(key)
     if "attempt" in propagate:
-        said = given.get(_ATTEMPT)
-        own = 0 if said is None else read_attempt(said) or 0
+        sent = given.get(_ATTEMPT)
+        own = 0 if sent is None else read_attempt(sent) or 0
         around = (one.number for one in attempts_from(attempt_var.get()))
         headers[_ATTEMPT] = write_attempt(max(own, *around, 1))
     if left is not None and "deadline" in propagate:
@@ -93,10 +93,12 @@ def _baggage_for(propagate: frozenset[str], existing: str | None) -> str | None:
         level = None if level is Criticality.CRITICAL else level
         return None if level is None and tenant is None else write_baggage(None, level, tenant)
     members = read_baggage(existing)
-    known, whose = read_criticality(members), read_tenant(members)
-    if known is not None:
-        level = known if level is None else min(known, level)
+    sent_level, sent_tenant = read_criticality(members), read_tenant(members)
+    if sent_level is not None:
+        level = sent_level if level is None else min(sent_level, level)
     elif level is Criticality.CRITICAL:
         level = None
-    tenant = tenant or whose
-    return None if (level, tenant) == (known, whose) else write_baggage(existing, level, tenant)
+    tenant = tenant or sent_tenant
+    if (level, tenant) == (sent_level, sent_tenant):
+        return None
+    return write_baggage(existing, level, tenant)

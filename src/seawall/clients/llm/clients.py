@@ -108,9 +108,9 @@ def asks_only(request: Any) -> bool:
         return False
     if not path.endswith("/responses"):
         return True
-    asked = parsed_request((request,))
+    parsed = parsed_request((request,))
     # Both persist if the response is lost: another turn in a conversation, another job.
-    return asked is None or not (asked.body.get("conversation") or asked.body.get("background"))
+    return parsed is None or not (parsed.body.get("conversation") or parsed.body.get("background"))
 
 
 def _libraries(name: Library | None) -> tuple[Any, Any]:
@@ -173,13 +173,13 @@ def _proxies(module: Any) -> dict[str, str | None]:
     """Return the proxies of the environment by the library's URL patterns; None: no proxy."""
     from urllib.request import getproxies
 
-    said = getproxies()
+    proxies = getproxies()
     routes: dict[str, str | None] = {}
     for scheme in ("http", "https", "all"):
-        proxy = said.get(scheme)
+        proxy = proxies.get(scheme)
         if proxy:
             routes[f"{scheme}://"] = proxy if "://" in proxy else f"http://{proxy}"
-    for host in map(str.strip, said.get("no", "").split(",")):
+    for host in map(str.strip, proxies.get("no", "").split(",")):
         if host == "*":
             return {}
         if host and routes:

@@ -71,7 +71,7 @@ class ParsedRequest:
         self.estimates: dict[object, TokenEstimate] = {}
 
 
-PARSED_REQUEST: Final = "seawall.llm.asked"
+PARSED_REQUEST: Final = "seawall.llm.request"
 """Extension of a request that holds its `ParsedRequest`, for all attempts."""
 
 
@@ -81,14 +81,14 @@ def parsed_request(args: tuple[Any, ...]) -> ParsedRequest | None:
     extensions = getattr(request, "extensions", None)
     if not isinstance(extensions, dict) or not hasattr(request, "stream"):
         return None
-    asked = extensions.get(PARSED_REQUEST)
-    if not isinstance(asked, ParsedRequest):
+    found = extensions.get(PARSED_REQUEST)
+    if not isinstance(found, ParsedRequest):
         try:
             content = request.content
         except Exception:  # noqa: BLE001 - a stream can be read only once: not here
             content = b""
-        asked = extensions[PARSED_REQUEST] = ParsedRequest(content, free=is_free(request))
-    return asked
+        found = extensions[PARSED_REQUEST] = ParsedRequest(content, free=is_free(request))
+    return found
 
 
 def is_free(request: Any) -> bool:

@@ -202,18 +202,18 @@ class TokenLimits(RateLimit):
         With `per_model`, the call's arguments determine the model.
         """
         pairs = headers.items() if isinstance(headers, Mapping) else headers
-        said = read_vendor_limits(pairs, wall_time())
-        if said is NOTHING:
+        report = read_vendor_limits(pairs, wall_time())
+        if report is NOTHING:
             return
         estimated = self._estimate_of(args, kwargs) if self.per_model else TokenEstimate(0, 0)
         with _with_estimate(estimated):
             for kind in KINDS:
-                reported: VendorLimit | None = getattr(said, kind)
+                reported: VendorLimit | None = getattr(report, kind)
                 if reported is not None:
                     self._apply_report(kind, reported)
-            if status == TOO_MANY and said.retry_after:
+            if status == TOO_MANY and report.retry_after:
                 first = self.limits[0].name
-                self.lower(0, min(said.retry_after, self.max_pushback), limit=first)
+                self.lower(0, min(report.retry_after, self.max_pushback), limit=first)
 
     def _apply_report(self, kind: str, reported: VendorLimit) -> None:
         names = [limit.name for limit in self.limits]
@@ -303,15 +303,15 @@ class TokenLimits(RateLimit):
             return super()._lower(remaining, reset_after, args, kwargs, name)
 
     def _estimate_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenEstimate:
-        asked = parsed_request(args)
-        if asked is None:
+        parsed = parsed_request(args)
+        if parsed is None:
             return estimate(body_of(args, kwargs), self.count, self.output)
-        known = asked.estimates.get(self)
+        known = parsed.estimates.get(self)
         if known is None:
-            known = estimate(asked.body, self.count, self.output)
-            if asked.free:
+            known = estimate(parsed.body, self.count, self.output)
+            if parsed.free:
                 known = TokenEstimate(0, 0, known.model)
-            asked.estimates[self] = known
+            parsed.estimates[self] = known
         return known
 
     def _bind(self, host: Host) -> RateGate:

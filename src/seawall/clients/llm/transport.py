@@ -193,8 +193,8 @@ def _status_of(events: SseReader) -> int | None:
     """Return the status that a stream should have had, if it begins with an error."""
     error = None if events.error is None else events.error["error"]
     for name in ("type", "code"):
-        said = None if error is None else error.get(name)
-        status = _STATUSES.get(said) if isinstance(said, str) else None
+        kind = None if error is None else error.get(name)
+        status = _STATUSES.get(kind) if isinstance(kind, str) else None
         if status is not None:
             return status
     return None

@@ -223,10 +223,10 @@ class SseReader(Reader):
             and b'"usage":null' not in line
             and b'"usage": null' not in line
         ):
-            said = usage_of(parsed(line[5:]))
-            known = self._usage if said.input is None else said
+            new = usage_of(parsed(line[5:]))
+            known = self._usage if new.input is None else new
             self._usage = known._replace(
-                output=self._usage.output if said.output is None else said.output
+                output=self._usage.output if new.output is None else new.output
             )
 
     def _begin(self, lines: bytes) -> None:
@@ -266,8 +266,8 @@ def _failure_in(event: Any) -> str:
         error = place.get("error") if isinstance(place, dict) else None
         if isinstance(error, dict):
             names = (error.get("type"), error.get("code"))
-            said = (one for one in names if isinstance(one, str) and one.isidentifier())
-            return next(said, "error")[:LONGEST_TYPE]
+            kinds = (one for one in names if isinstance(one, str) and one.isidentifier())
+            return next(kinds, "error")[:LONGEST_TYPE]
     return ""
 
 

@@ -66,11 +66,11 @@ def check_settings(**_kwargs: Any) -> list[CheckMessage]:
         return [Error(f"SEAWALL is {given!r}, not a dict.", hint=hint, id="seawall.E001")]
     found: list[CheckMessage] = [_unknown(name) for name in given if name not in _KNOWN]
     wrong = dict.fromkeys(filter(None, (_refused("asgi"), _refused("wsgi"))))  # each once
-    found += [Error(f"SEAWALL: {said}", id="seawall.E003") for said in wrong]
+    found += [Error(f"SEAWALL: {message}", id="seawall.E003") for message in wrong]
     if MIDDLEWARE not in settings.MIDDLEWARE:
-        said = "Errors of Seawall are answered with 500: its middleware is not installed."
+        message = "Errors of Seawall are answered with 500: its middleware is not installed."
         hint = f'Put "{MIDDLEWARE}" first in MIDDLEWARE.'
-        found.append(Warning(said, hint=hint, id="seawall.W001"))
+        found.append(Warning(message, hint=hint, id="seawall.W001"))
     return found
 
 

@@ -149,7 +149,7 @@ def _template(
 
 
 def _leaves(
-    app: Starlette | Router, prefix: str, around: tuple[Any, ...]
+    app: Starlette | Router, prefix: str, outer: tuple[Any, ...]
 ) -> Iterator[tuple[str | None, bool]]:
     """Yield the templates of all routes of `app`, and whether path and method determine each.
 
@@ -165,8 +165,8 @@ def _leaves(
         path = prefix + str(getattr(route, "path", None) or "")
         inner = _mounted(route) if isinstance(route, (Mount, Host)) else None
         yield path if inner is None else None, _is_plain(route)
-        if inner is not None and not any(inner is known for known in (app, *around)):
-            yield from _leaves(inner, path, (app, *around))
+        if inner is not None and not any(inner is known for known in (app, *outer)):
+            yield from _leaves(inner, path, (app, *outer))
 
 
 def _mounted(route: Any) -> Starlette | Router | None:

@@ -148,9 +148,10 @@ class Inbound:
         self._quiet_until = float("-inf")
 
     def __repr__(self) -> str:
+        classify = ", classify=..." if self._classify else ""
         return (
             f"Inbound(trust={self.trust!r}, timeout={self._defaults.timeout!r},"
-            f" max_criticality={self._max_criticality.name}{', classify=...' if self._classify else ''})"
+            f" max_criticality={self._max_criticality.name}{classify})"
         )
 
     def snapshot(self) -> dict[str, int]:
@@ -197,12 +198,12 @@ class Inbound:
         if INCOMING in scope or scope["type"] == "grpc":
             tokens: Tokens = []
             seconds = self._within_deadline(seconds)
-            around = deadline_scope()
+            outer = deadline_scope()
         else:
             tokens = [] if _CLEARED.isdisjoint(copy_context()) else _clear_context()
-            around = None
+            outer = None
         if seconds is not None:
-            incoming._deadline = deadline = [clock.now() + seconds, clock, around, True]
+            incoming._deadline = deadline = [clock.now() + seconds, clock, outer, True]
             tokens.append(deadline_var.set(deadline))
         if tenant is not None:
             tokens.append(tenant_var.set(tenant))
@@ -302,17 +303,17 @@ class Inbound:
         """
         headers = incoming.headers
         lines = [value for name, value in headers if name == _BAGGAGE]
-        kept, is_changed = b"", True
+        rest_of_baggage, is_changed = b"", True
         # Check the length before joining, and join before parsing, so that many lines cost no more.
         if len(lines) <= _MOST_LINES and sum(map(len, lines)) + len(lines) <= LONGEST:
             given = b",".join(lines)
-            kept = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
-            is_changed = kept != given
+            rest_of_baggage = baggage_without_ours(given.decode("latin-1")).encode("latin-1")
+            is_changed = rest_of_baggage != given
         rest = [pair for pair in headers if pair[0] not in names]
         if not is_changed and len(rest) + len(lines) == len(headers):
             return  # the request contained nothing to remove
-        if kept:
-            rest.append((_BAGGAGE, kept))
+        if rest_of_baggage:
+            rest.append((_BAGGAGE, rest_of_baggage))
         self._stripped += 1
         incoming.replace_headers(rest)
 

@@ -115,12 +115,12 @@ class CallAdmission:
         self._unary, self._stream = (
             Inbound(
                 trust=trust,
-                timeout=most,
+                timeout=longest,
                 reserve=reserve,
                 max_criticality=max_criticality,
                 classify=classify,
             )
-            for most in (timeout, stream_timeout)
+            for longest in (timeout, stream_timeout)
         )
         self._clock: Clock = current_clock() if guard is None else guard.clock
 

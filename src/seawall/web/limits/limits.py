@@ -230,7 +230,7 @@ class RequestLimits:
         granted = self._take_local(plan, incoming)
         if plan.shared is not None:
             gate = plan.shared.group.gate
-            drive(_take_shared(plan, granted, incoming), lambda asked: gate.ask_sync(*asked))
+            drive(_take_shared(plan, granted, incoming), lambda question: gate.ask_sync(*question))
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted
@@ -243,7 +243,7 @@ class RequestLimits:
         if plan.shared is not None:
             gate = plan.shared.group.gate
             taking = _take_shared(plan, granted, incoming)
-            await adrive(taking, lambda asked: gate.ask_async(*asked))
+            await adrive(taking, lambda question: gate.ask_async(*question))
         if plan.soft:
             self._watch(plan, incoming, granted)
         return granted

@@ -34,5 +34,5 @@ class Command(BaseCommand):  # type: ignore[misc]  # it has no types
             done = migrate(database)
         finally:
             database.close()
-        said = f"applied {', '.join(map(str, done))}" if done else "up to date"
-        self.stdout.write(f"{source!r}: {said}")
+        message = f"applied {', '.join(map(str, done))}" if done else "up to date"
+        self.stdout.write(f"{source!r}: {message}")
