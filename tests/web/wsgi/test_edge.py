@@ -24,6 +24,7 @@ from seawall import (
     TimedOut,
     Timeout,
 )
+from seawall.clients.http.terms import wall_time
 from seawall.clock import VirtualClock
 from seawall.context import (
     check_deadline,
@@ -34,7 +35,6 @@ from seawall.context import (
 )
 from seawall.shedding import by_criticality
 from seawall.web import Health, Lifecycle, Rank, RequestLimit, Trust
-from seawall.web.health.health import _wall as wall
 from seawall.web.wsgi import Edge, QueueAdmission
 from tests.support import received_attempt
 from tests.web.support import held_slots
@@ -430,7 +430,7 @@ def test_time_in_the_servers_queue_counts(make: Callable[..., Edge]) -> None:
 
     proxied = Trust(proxies=["127.0.0.1"], callers=["10.0.0.1"])
     edge = make(app, timeout=10, reserve=0.01, trust=proxied, queue_admission=None)
-    start = [("X-Forwarded-For", "10.0.0.1"), ("X-Request-Start", f"t={wall() - 4:.3f}")]
+    start = [("X-Forwarded-For", "10.0.0.1"), ("X-Request-Start", f"t={wall_time() - 4:.3f}")]
     assert ask(edge, headers=start).status == 200
     assert seen[0] == pytest.approx(6, abs=1)
     late = [*start, ("Grpc-Timeout", "3S")]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from seawall import Criticality, Overloaded
+from seawall.clients.http.terms import wall_time
 from seawall.clock import SYSTEM, VirtualClock
 from seawall.context import criticality
 from seawall.web import Trust
-from seawall.web.health.health import _wall as wall
 from seawall.web.request import Incoming
 from seawall.web.wsgi import Edge, QueueAdmission
 from seawall.web.wsgi.queue_wait import queue_wait
@@ -170,7 +170,7 @@ def request(**headers: str) -> tuple[dict[str, Any], Incoming]:
 @pytest.mark.parametrize("prefix", ["t=", ""])
 def test_a_proxy_tells_in_any_unit(unit: float, prefix: str) -> None:
     """Nginx writes seconds, Heroku milliseconds, others microseconds."""
-    text = f"{prefix}{(wall() - 5) * unit:.{3 if unit == 1 else 0}f}"
+    text = f"{prefix}{(wall_time() - 5) * unit:.{3 if unit == 1 else 0}f}"
     assert queue_wait(*request(X_Request_Start=text)) == pytest.approx(5, abs=1)
 
 
@@ -182,7 +182,7 @@ def test_nonsense_says_nothing(text: str) -> None:
 
 def test_strangers_are_not_believed() -> None:
     """Else a caller could have its own requests, or the whole queue, look old."""
-    environ, incoming = request(X_Request_Start=f"t={wall() - 5:.3f}")
+    environ, incoming = request(X_Request_Start=f"t={wall_time() - 5:.3f}")
     incoming.trust = Trust()
     assert queue_wait(environ, incoming) == 0.0
 

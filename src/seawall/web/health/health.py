@@ -12,6 +12,7 @@ Promises:
 
 from __future__ import annotations
 
+import time
 from asyncio import wait
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -100,7 +101,7 @@ class Health:
         self._details = details
         self._warned_of_details = False
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._wall = _wall if wall is None else check.plain_function("wall", wall)
+        self._wall = time.time if wall is None else check.plain_function("wall", wall)  # noqa: TID251 - the default of a parameter
         self._watches: dict[str, Watch] = {}
         self._states: dict[Level, State] = {}
         registry.enter(self, "health", name)
@@ -312,9 +313,3 @@ def _rfc3339(wall: float) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
-
-
-def _wall() -> float:
-    import time
-
-    return time.time()  # noqa: TID251 - the response contains the wall-clock time

@@ -134,7 +134,7 @@ class Edge(EdgeCore):
                 return [self._fail(request, error)]
             finally:
                 self._release(request)
-        request.finish()
+        request.leave(*request.verdict())  # the body is complete
         self._release(request)
         return parts
 

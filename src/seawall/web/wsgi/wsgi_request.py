@@ -22,12 +22,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from seawall.runtime.call import STREAMED
-from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Headers
 from seawall.web.edge import inbound
 from seawall.web.edge.edge_request import EdgeRequest
-from seawall.web.problems import FAILURE
 from seawall.web.request import INCOMING, Incoming
 from seawall.web.trust import Trust
 from seawall.web.wsgi.queue_wait import queue_wait
@@ -185,7 +182,7 @@ class WsgiRequest(EdgeRequest):
             return self._edge._fail(self, error)
         if part is None:
             self._parts = None
-            self.finish()
+            self.leave(*self.verdict())
             raise StopIteration
         if part and not self.body_started:
             self._begin_body()
@@ -199,16 +196,6 @@ class WsgiRequest(EdgeRequest):
                 self.context.run(close)
         finally:
             self._edge._release(self)
-
-    def finish(self) -> None:
-        """Leave the held gates: the app has produced all of the response."""
-        if not self.has_left:
-            if not self.body_started_at:
-                self.body_started_at = self._edge._now()
-            if self.status < FAILURE:
-                self.leave(OK, STREAMED)
-            else:
-                self.leave(*self.verdict())
 
     def __del__(self) -> None:
         if self._close is not None:
