@@ -207,7 +207,7 @@ OURS = {
     "durable.Once(count)",
     "members.Action(apply)",
     "telemetry.TelemetrySwitch(off)",
-    "web.Lifecycle.answering(send)",
+    "web.Lifecycle.closing_send(send)",
     "web.Lifecycle.lifespan(receive)",
     "web.Lifecycle.lifespan(send)",
     "web.grpc.AioServerInterceptor.intercept_service(continuation)",
@@ -293,7 +293,9 @@ ERROR_RULES: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "Breaker(is_failure)": lambda x: Breaker(is_failure=x).is_failure,
     "AdaptiveLimit(is_drop)": lambda x: AdaptiveLimit(is_drop=x).is_drop,
     "Upstreams(is_failure)": lambda x: Upstreams("x", ["http://h"], is_failure=x)._is_failure,
-    "Models(fall_back_on)": lambda x: partial(Models(Model("x", len), fall_back_on=x)._fall_back_on),
+    "Models(fall_back_on)": lambda x: partial(
+        Models(Model("x", len), fall_back_on=x)._fall_back_on
+    ),
     "Retry(on)": lambda x: Retry(on=x).wants,
     "Throttle(on)": lambda x: _refused_by(Throttle(on=x)),
 }

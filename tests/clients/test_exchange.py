@@ -40,7 +40,7 @@ from seawall import (
     transient,
 )
 from seawall.clients.http import bodies as _bodies
-from seawall.clients.http.exchange import GuardedExchange, Time
+from seawall.clients.http.exchange import AttemptTime, GuardedExchange
 from seawall.clients.http.httpx_family import TimeLeft
 from seawall.clients.http.library import Library, as_library_error
 from seawall.clients.http.terms import Terms
@@ -924,5 +924,5 @@ def test_without_the_body_rule_half_a_body_is_sent(monkeypatch: pytest.MonkeyPat
 def test_without_lowering_the_deadline_time_grows(monkeypatch: pytest.MonkeyPatch):
     """Ablation: with a time left that does not follow the clock, it does not shrink."""
     chance = Random(7)
-    monkeypatch.setattr(GuardedExchange, "_time_left", lambda _: Time(chance.random() * 5))
+    monkeypatch.setattr(GuardedExchange, "_time_left", lambda _: AttemptTime(chance.random() * 5))
     assert falsified(rules_hold, CASES)

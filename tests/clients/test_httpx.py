@@ -465,7 +465,7 @@ def test_without_that_the_user_gets_a_closed_answer(monkeypatch: pytest.MonkeyPa
     def any_answer(exchange: Any, _number: int) -> Any:
         return exchange._reading.pop() if exchange._reading else None
 
-    monkeypatch.setattr(GuardedExchange, "_earlier_answer", any_answer)
+    monkeypatch.setattr(GuardedExchange, "_pop_earlier_response", any_answer)
     with pytest.raises((httpx.StreamClosed, httpx.ReadError)):
         hedged_failure_is_readable()
 

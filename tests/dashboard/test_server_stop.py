@@ -23,7 +23,7 @@ from seawall.dashboard import Dashboard
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.stop_signals import STOP_SIGNALS, SignalTap
 from seawall.testing import run_virtual
-from seawall.web.lifecycle.server_stop import REMEMBERED, ServerStop
+from seawall.web.lifecycle.server_stop import STOP_MEMORY, ServerStop
 from tests.redis.support import eventually, free_port
 from tests.support import let_pass
 
@@ -160,7 +160,7 @@ def test_a_signal_reaches_the_listener_and_the_server(handled: list[int], number
         signal.raise_signal(number)
         await told.wait()
         stop.ignore(told.set)
-        return stop.asked()
+        return stop.is_stopping()
 
     assert asyncio.run(main())
     assert handled == [number]
@@ -269,7 +269,7 @@ def test_a_stream_that_is_opened_after_the_signal_ends_at_once(handled: list[int
         dashboard = Dashboard(local=True)
         try:
             assert await live_message(dashboard) is None
-            await sleep_async(REMEMBERED)
+            await sleep_async(STOP_MEMORY)
             assert await live_message(dashboard) is not None
         finally:
             await dashboard.aclose()

@@ -285,7 +285,7 @@ class Sampler:
         for thing, entry in registry.entered():
             if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
                 return True
-        return self._server_stop.asked()
+        return self._server_stop.is_stopping()
 
     async def _sample(self) -> None:
         loop = asyncio.get_running_loop()

@@ -41,12 +41,12 @@ from seawall.policies.bulkhead import Bulkhead
 from seawall.policies.shed import Shed
 from seawall.web.asgi_types import App, Message, Receive, Scope, Send
 from seawall.web.edge import Edge
+from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.core import DEFAULT
 from seawall.web.edge.dispatch import Dispatch, behind
 from seawall.web.edge.edge import default_edge
 from seawall.web.edge.inbound import Classify
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.upstream_log import UpstreamLog
 from seawall.web.edge.websockets import WebsocketResponse
 from seawall.web.health import Health

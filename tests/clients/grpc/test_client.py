@@ -41,7 +41,7 @@ from seawall.clients.grpc import (
     aio_interceptors,
     calls,
     errors,
-    held,
+    held_calls,
     retry_on,
 )
 from seawall.clients.http import terms
@@ -722,7 +722,7 @@ def test_a_stream_that_is_cancelled_gives_its_slot_back() -> None:
 
 def test_it_would_keep_it_if_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the gates did not hear that an RPC is over, slots would be lost."""
-    monkeypatch.setattr(held, "awhen_over", lambda _call, _leave: True)
+    monkeypatch.setattr(held_calls, "aleave_at_end", lambda _call, _leave: True)
     assert arun(_cancelled_in_mid_stream()) == 1
 
 

@@ -20,7 +20,7 @@ from seawall import (
     Timeout,
     transient,
 )
-from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, held
+from seawall.clients.grpc import GuardedInterceptor, aio_interceptors, held_calls
 from tests.clients.grpc.support import (
     KINDS,
     OPTIONS,
@@ -116,8 +116,10 @@ def test_generators_of_inner_interceptors_keep_no_slot(*, idempotent: bool) -> N
 
 def test_that_needs_somebody_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """If only gRPC's own callbacks were heard, a generator would keep its slot."""
-    monkeypatch.setattr(held.Items, "__del__", lambda _items: None)
-    monkeypatch.setattr(held.Items, "__next__", lambda items: next(items._started.items))
+    monkeypatch.setattr(held_calls.SyncStreamItems, "__del__", lambda _items: None)
+    monkeypatch.setattr(
+        held_calls.SyncStreamItems, "__next__", lambda items: next(items._started.items)
+    )
     with pytest.raises(AssertionError):  # it is recovered, as if a signal had taken its holder
         _bare_streams_leave_nothing(idempotent=False)
 

@@ -291,11 +291,11 @@ def test_without_looking_at_items_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     """The same check fails if another model may take over at any time."""
 
     def stream(self: Models) -> Iterator[Any]:
-        turns = module._Turns(self)
-        for ask in turns:
-            with turns:
+        calls = module._ModelCalls(self)
+        for ask in calls:
+            with calls:
                 yield from ask()
-        turns.result().unwrap()
+        calls.result().unwrap()
 
     monkeypatch.setattr(Models, "stream", stream)
     assert falsified(begun_once, STREAMS)

@@ -32,7 +32,7 @@ TINY = tiktoken.Encoding(
 
 def asked(limits: TokenLimits, **body: Any) -> int:
     """Return how many tokens go in, by the estimate."""
-    return limits._guess_of((), body).input
+    return limits._estimate_of((), body).input
 
 
 def limits_by(count: Any) -> TokenLimits:

@@ -18,7 +18,7 @@ from seawall.clients.llm import usage as module
 from seawall.clients.llm.estimate import PICTURE, body_of, estimate
 from seawall.clients.llm.usage import (
     JsonReader,
-    Late,
+    PendingUsage,
     Reader,
     SseReader,
     Unpacking,
@@ -322,7 +322,7 @@ def test_reading_is_linear() -> None:
 def test_told_once() -> None:
     """The usage is reported once, also if the body ends and is closed afterwards."""
     told: list[Usage] = []
-    late = Late(JsonReader())
+    late = PendingUsage(JsonReader())
     late.then(told.append)
     late.feed(b'{"usage": {"input_tokens": 1, ')
     late.feed(b'"output_tokens": 2}}')

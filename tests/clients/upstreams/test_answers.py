@@ -376,7 +376,7 @@ def test_callers_in_a_hurry_eject_nobody(case):
 
 def test_callers_in_a_hurry_need_the_comparison(monkeypatch):
     """If a deadline that passed were always the host's failure, the hurried would eject all."""
-    monkeypatch.setattr(Pick, "_cut_short", lambda _self, _sent: False)
+    monkeypatch.setattr(Pick, "_had_too_little_time", lambda _self, _sent: False)
     assert falsified(patience, HURRIES)
 
 

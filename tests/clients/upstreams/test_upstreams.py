@@ -165,7 +165,7 @@ def test_a_default_transport_is_the_librarys(library):
                 await client.get("http://vendor/")
 
     asyncio.run(main())
-    kinds = {type(inner) for inner in transport._made.values()}
+    kinds = {type(inner) for inner in transport._default_transports.values()}
     assert kinds == {library.HTTPTransport, library.AsyncHTTPTransport}
 
 

@@ -204,13 +204,13 @@ def test_turns_go_by_it() -> None:
             loop_admission=LoopAdmission(),
         )
         gate: Any = edge._loop_admission
-        gate.begins = lambda _now: False  # no turn has time left
+        gate.start_in_turn = lambda _now: False  # no turn has time left
         tasks = [
             asyncio.create_task(ask(edge, headers=[rank(level.name)])) for level in (LOW, HIGH)
         ]
         await let_pass(0.01)
         assert [rank for rank, _ in gate._queued] == [LOW, HIGH]
-        del gate.begins
+        del gate.start_in_turn
         gate.slots.give_back()
         await let_pass(0.01)
         assert [task.done() for task in tasks] == [False, True]

@@ -396,7 +396,7 @@ def test_a_request_has_nothing_of_the_one_before(together: bool):  # noqa: FBT00
 
 def test_without_a_clean_start_it_would(monkeypatch: pytest.MonkeyPatch):
     """The server really does so, with pipelined requests and, before 3.15, after large bodies."""
-    monkeypatch.setattr(inbound_module, "_start_clean", list)
+    monkeypatch.setattr(inbound_module, "_clear_context", list)
     for together in (True,) if sys.version_info >= (3, 15) else (False, True):
         # An app that is fast enough may have read a large body before the server pauses.
         seconds = (one_after_another(together)[1] for _ in range(5))

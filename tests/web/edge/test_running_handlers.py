@@ -429,7 +429,7 @@ class Asked:
         if work is not None:
             with ThreadPoolExecutor(1) as pool:
                 await asyncio.get_running_loop().run_in_executor(pool, work.began.wait, 20)
-        assert self._scope[INCOMING].cut_now()
+        assert self._scope[INCOMING].expire_now()
         await some_turns()
 
 

@@ -199,8 +199,8 @@ def test_one_address_has_no_more_than_its_share() -> None:
             greedy[0].cancel()
             await asyncio.gather(*greedy, other, return_exceptions=True)
             assert not held_slots()
-        assert edge._share is not None
-        assert not edge._share._open
+        assert edge._address_share is not None
+        assert not edge._address_share._open
         edge.close()
 
     run_virtual(main())
@@ -216,10 +216,10 @@ def test_websockets_are_bounded_unless_told_otherwise() -> None:
     """In all, and for one address; a bound of your own has no share but one of your own."""
     edge = protect(FastAPI(), name="bounded sockets")
     assert edge._websockets is not None
-    assert edge._share is not None
+    assert edge._address_share is not None
     assert (edge._websockets.policy.limit, edge._address_share.limit) == (2000, 1000)
     own = protect(FastAPI(), name="own sockets", websockets=Bulkhead(10))
-    assert own._share is None
+    assert own._address_share is None
     none = protect(FastAPI(), name="unbounded sockets", websockets=None)
     assert none._websockets is None
     for made in (edge, own, none):

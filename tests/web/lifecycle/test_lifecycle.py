@@ -477,21 +477,21 @@ def test_answers_close_their_connections_while_it_drains():
         async def send(message: Any) -> None:
             sent.append(message)
 
-        assert lifecycle.answering({}, send) is send
+        assert lifecycle.closing_send({}, send) is send
         assert lifecycle.begin()
         drain = asyncio.create_task(lifecycle.drain())
         await let_pass(0)
-        assert lifecycle.answering({"http_version": "2"}, send) is send
+        assert lifecycle.closing_send({"http_version": "2"}, send) is send
         headers = [(b"Connection", b"keep-alive"), (b"x", b"y")]
         start = {"type": "http.response.start", "status": 200, "headers": headers}
         for message in (start, {"type": "http.response.body"}):
-            await lifecycle.answering({"http_version": "1.1"}, send)(message)
+            await lifecycle.closing_send({"http_version": "1.1"}, send)(message)
         assert sent[0]["headers"] == [(b"x", b"y"), (b"connection", b"close")]
         assert sent[1] == {"type": "http.response.body"}
         lifecycle.end()
         await drain
-        assert lifecycle.answering({"http_version": "1.1"}, send) is not send
-        assert lifecycle.answering({"http_version": "2"}, send) is send
+        assert lifecycle.closing_send({"http_version": "1.1"}, send) is not send
+        assert lifecycle.closing_send({"http_version": "2"}, send) is send
 
     run_virtual(main())
 

@@ -90,7 +90,7 @@ def _restored(
 
 
 def as_rpc_error(error: SeawallError, original: Any = None) -> Exception:
-    """Return `error` as a gRPC error too; `original` is the original gRPC error, if there is one."""
+    """Return `error` as a gRPC error too; `original` is its gRPC error, if any."""
     if isinstance(error, grpc.RpcError):
         return error
     state = {

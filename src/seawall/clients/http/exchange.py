@@ -83,9 +83,7 @@ class GuardedExchange:
         self._key, self._new_key = terms.key_of(request)
         self._retried_above = terms.retried_above() is not None
         self._no_repeat_reason = terms.reason_not_to_repeat(request, self._key)
-        self.guard = (
-            terms.guard if self._no_repeat_reason is None else terms.unrepeatable_guard
-        )
+        self.guard = terms.guard if self._no_repeat_reason is None else terms.unrepeatable_guard
         self._open_responses: list[tuple[int, Any]] = []
         """Open responses with their attempt numbers: one of them may become the result."""
         self._reading: list[Any] = []

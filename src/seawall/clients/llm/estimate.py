@@ -61,7 +61,7 @@ class TokenEstimate(NamedTuple):
 class ParsedRequest:
     """A request in a transport: its body, and the estimates made from it."""
 
-    __slots__ = ("body", "free", "estimates")
+    __slots__ = ("body", "estimates", "free")
 
     def __init__(self, content: bytes, *, free: bool) -> None:
         """Parse the request; the body is empty if it is not JSON. `free`: no tokens are used."""

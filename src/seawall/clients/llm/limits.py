@@ -22,16 +22,16 @@ from typing import Any, Final, Literal
 
 from seawall import _checks as check
 from seawall.clients.http.terms import wall_time
-from seawall.clients.llm.outcomes import TOO_MANY, nothing_sent, status_of, was_refused
 from seawall.clients.llm.estimate import (
     Count,
     TextEncoding,
     TokenEstimate,
-    parsed_request,
     body_of,
     counter_of,
     estimate,
+    parsed_request,
 )
+from seawall.clients.llm.outcomes import TOO_MANY, nothing_sent, status_of, was_refused
 from seawall.clients.llm.usage import NONE_USED, UNKNOWN, PendingUsage, usage_of
 from seawall.context import reset
 from seawall.models.rate.rates import whole_microseconds

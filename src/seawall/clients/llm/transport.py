@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Final
 
 from seawall.clients.http.bodies import StreamedBody, library_of, stream_class
 from seawall.clients.http.httpx_family import AsyncWrapper, SyncWrapper
-from seawall.clients.llm.outcomes import CLIENT, mark_unsent, was_refused
 from seawall.clients.llm.estimate import is_free
 from seawall.clients.llm.limits import USAGE, TokenLimits
 from seawall.clients.llm.operations import Operation, Operations
+from seawall.clients.llm.outcomes import CLIENT, mark_unsent, was_refused
 from seawall.clients.llm.usage import (
     FIRST_EVENT,
     NONE_USED,

@@ -37,12 +37,12 @@ from seawall.policies.slots import SlotGate
 from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import CANCELLED, Wait
 from seawall.web.asgi_types import App, Headers, Receive, Scope, Send
+from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.core import DEFAULT, EdgeCore, check_part, limits_of
 from seawall.web.edge.inbound import Classify, Inbound
 from seawall.web.edge.loop_admission import LoopAdmission
-from seawall.web.edge.asgi_request import AsgiRequest
 from seawall.web.edge.timers import RequestTimers
-from seawall.web.edge.websockets import AddressShare, WebsocketResponse, WebsocketHandshake
+from seawall.web.edge.websockets import AddressShare, WebsocketHandshake, WebsocketResponse
 from seawall.web.health import Health
 from seawall.web.lifecycle import Lifecycle
 from seawall.web.limits import RequestLimit, RequestLimits

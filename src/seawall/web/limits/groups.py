@@ -28,7 +28,6 @@ from seawall.wire.rate_fields import (
     RatePolicy,
     write_policies,
     write_state,
-    write_state_start,
 )
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from seawall.policies.rate_limit.sharing import OnStoreFailure, SharingKind
 from seawall.runtime.driver import Steps, adrive, drive
 from seawall.runtime.store import LimitStore
 from seawall.web.limits.groups import (
-    LimitGrant,
     Header,
+    LimitGrant,
     LimitGroup,
     TierLimits,
     policy_header,
