@@ -462,7 +462,7 @@ UNCHECKED_BY_CLIENTS = frozenset(
         # answers of vendors are what they are
         *_given("llm.usage_of", "answer"),
         *_given("llm.TokenLimits.settle", "answer"),
-        *_given("llm.TokenLimits.hear", "headers", "status"),
+        *_given("llm.TokenLimits.apply_headers", "headers", "status"),
         *_given("upstreams.Pick.answered", "response"),
         # called by the libraries
         *_given("grpc.GuardedInterceptor.intercept_unary_unary", *_CALLS, "request"),

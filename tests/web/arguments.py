@@ -555,7 +555,7 @@ UNCHECKED_BY_WEB = frozenset(
         # what a request is, and what is done with it
         *_given_by_seawall("Health.answer", "scope"),
         *_given_by_seawall("Health.remove", "name"),
-        *_given_by_seawall("Inbound.read", "incoming", "clock", "plain"),
+        *_given_by_seawall("Inbound.read", "incoming", "clock", "no_headers"),
         *_given_by_seawall("Inbound.undo", "incoming", "tokens"),
         *_given_by_seawall("Incoming", "scope", "trust"),
         *_given_by_seawall("Incoming.header", "name"),
