@@ -405,8 +405,35 @@ def to_thread_app(work: ThreadWork) -> Any:
     return Edge(app, concurrency=Bulkhead(1))
 
 
+def task_group_app(work: ThreadWork) -> Any:
+    """Return an app that starts a thread in a task of a group, as Quart does since 0.23."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async with asyncio.TaskGroup() as group:
+            answered = group.create_task(to_thread(scope, receive, send))
+            group.create_task(disconnected(receive, answered))
+
+    async def to_thread(scope: Any, receive: Any, send: Any) -> None:
+        text = await asyncio.to_thread(work)
+        await text_app(text)(scope, receive, send)
+
+    async def disconnected(receive: Any, answered: asyncio.Task[None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        answered.cancel()
+
+    return Edge(app, concurrency=Bulkhead(1))
+
+
 PARTS: Any = {"concurrency": Bulkhead(1), "loop_admission": None, "lifecycle": None, "health": None}
-THREADED = [fastapi_app, starlette_app, litestar_app, plain_quart_app, to_thread_app]
+THREADED = [
+    fastapi_app,
+    starlette_app,
+    litestar_app,
+    plain_quart_app,
+    to_thread_app,
+    task_group_app,
+]
 
 
 class Asked:
@@ -464,7 +491,7 @@ def test_without_a_look_at_threads_a_place_is_free_while_its_thread_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The test above fails if such apps are cancelled like any other."""
-    monkeypatch.setattr(asgi_request, "thread_of", lambda _task: None)
+    monkeypatch.setattr(asgi_request, "threads_of", lambda _task: [])
     with pytest.raises(AssertionError):
         test_a_handler_in_a_thread_holds_its_place_until_the_thread_ends(starlette_app)
 

@@ -24,7 +24,7 @@ from seawall.runtime.layers import OK
 from seawall.web.asgi_types import Message, Receive, Send
 from seawall.web.edge.client_waits import ClientWaits
 from seawall.web.edge.edge_request import EdgeRequest
-from seawall.web.edge.running_handlers import RunningHandlers, thread_of
+from seawall.web.edge.running_handlers import RunningHandlers, threads_of
 from seawall.web.problems import FAILURE, send_problem
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class AsgiRequest(EdgeRequest):
         if task is None:
             return
         can_answer = not self.status and self._edge._sends_at_once
-        if self.running_handlers is None and can_answer and thread_of(task) is not None:
+        if self.running_handlers is None and can_answer and threads_of(task):
             self.running_handlers = RunningHandlers(self)
         if self.running_handlers is None or not self.running_handlers.expire():
             task.cancel(message)

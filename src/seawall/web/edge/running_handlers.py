@@ -4,7 +4,7 @@
   and wait for both with `asyncio.wait`. A cancellation of that wait ends the app's call only. What
   does end the handler is a disconnect.
 - A plain function runs in a thread, which cannot be interrupted. A cancellation of the task that
-  waits for it ends the app's call only.
+  waits for it, or of the task group that this task is in, ends the app's call only.
 
 Promises:
 
@@ -88,8 +88,8 @@ class RunningHandlers:
         """
         request = self._request
         tasks = _tasks_in_wait(request.task) if self._listeners else None
-        threads = [thread_of(task) for task in ((request.task,) if tasks is None else tasks)]
-        self._threads = tuple(thread for thread in threads if thread is not None)
+        parents = (request.task,) if tasks is None else tasks
+        self._threads = tuple(thread for task in parents for thread in threads_of(task))
         if tasks is None and not self._threads:
             return False
         self._by_disconnect = tasks is not None
@@ -143,7 +143,13 @@ class RunningHandlers:
         return is_own
 
 
-def thread_of(task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
+def threads_of(task: asyncio.Task[Any] | None) -> list[asyncio.Future[Any]]:
+    """Return the futures of functions in threads that `task`, or its task group, waits for."""
+    threads = [_thread_of(one) for one in (task, *_tasks_in_group(task))]
+    return [thread for thread in threads if thread is not None]
+
+
+def _thread_of(task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
     """Return the future of the function in a thread that `task` waits for, or None."""
     frame = None
     for step in _suspended_in(task):
@@ -176,6 +182,16 @@ def _tasks_in_wait(task: asyncio.Task[Any] | None) -> Collection[asyncio.Task[An
             tasks: Collection[asyncio.Task[Any]] = step.cr_frame.f_locals["fs"]
             return tasks
     return None
+
+
+def _tasks_in_group(task: asyncio.Task[Any] | None) -> Collection[asyncio.Task[Any]]:
+    """Return the tasks of the `TaskGroup` at whose end `task` waits."""
+    for step in _suspended_in(task):
+        frame = getattr(step, "cr_frame", None)
+        group = None if frame is None else frame.f_locals.get("self")
+        if isinstance(group, asyncio.TaskGroup):
+            return tuple(getattr(group, "_tasks", ()))
+    return ()
 
 
 def _suspended_in(task: asyncio.Task[Any] | None) -> Iterator[Any]:
