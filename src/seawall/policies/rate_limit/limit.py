@@ -78,7 +78,7 @@ class Limit:
         """Maximum number of seconds for which a vendor's report applies."""
         rule = self._rule()
         self._most, self._capacity = rule.most, rule.capacity
-        self.cost = cost
+        self.cost = check.plain_function("cost", cost) if callable(cost) else cost
         self._ask_key = None if key is None else with_arguments(key)
         self._ask_cost = with_arguments(cost) if callable(cost) else lambda *_, **__: cost
         self.settle = None if settle is None else check.plain_function("settle", settle)
@@ -86,7 +86,6 @@ class Limit:
             raise TypeError(f"name={name!r}: write text, such as name='user'")
         self.name = name or self.text
         if callable(cost):
-            check.plain_function("cost", cost)
             return
         most = self._capacity
         if most is not None and check.count("cost", cost) > most:
