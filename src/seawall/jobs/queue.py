@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 from secrets import token_hex
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
@@ -29,13 +29,7 @@ from seawall.jobs.encoding import (
     short_text,
     stored_reason,
 )
-from seawall.jobs.records import (
-    Claim,
-    DeadJob,
-    JobStatus,
-    QueueCall,
-    QueueSteps,
-)
+from seawall.jobs.records import Claim, DeadJob, JobStatus, QueueCall, QueueSteps
 from seawall.jobs.wakeups import READY, Wakeup, Wakeups
 from seawall.jobs.work_list import (
     OPENED,
@@ -59,6 +53,7 @@ from seawall.models.queue.jobs import (
 )
 from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Kind, Waiter
+from seawall.runtime.twins import Twins, make_twins
 
 MOST_AT_ONCE: Final = 500
 """Maximum number of jobs pushed, claimed or listed by one call."""
@@ -69,7 +64,17 @@ POLL: Final = 0.5
 LEAST_ENDED: Final = 1000
 """Minimum number of ended jobs to remember, for queues with a smaller `max_size`."""
 _ENDS: Final = frozenset({"done", "dead", "cancelled", "expired"})
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _twins(method: Callable[Concatenate[JobQueue, P], QueueSteps[T]]) -> Twins[JobQueue, P, T]:
+    """Return a method of `JobQueue` that blocks, and its async twin."""
+    return make_twins(
+        method,
+        lambda queue, begin: queue._sync(begin()),  # noqa: SLF001 - of this module
+        lambda queue, begin: queue._async(begin()),  # noqa: SLF001
+    )
 
 
 class JobQueue:
@@ -119,7 +124,7 @@ class JobQueue:
 
     # For producers
 
-    def push(
+    def _push(
         self,
         payload: Any,
         *,
@@ -127,7 +132,7 @@ class JobQueue:
         delay: float = 0.0,
         ttl: float | None = None,
         dedupe: str | None = None,
-    ) -> str:
+    ) -> QueueSteps[str]:
         """Add a job and return its id.
 
         `priority` is 0 to 9; the default is the criticality of the context (2 for CRITICAL). The
@@ -135,230 +140,37 @@ class JobQueue:
         now. While a job with the same `dedupe` has not ended, its id is returned and nothing is
         added. Raises `QueueFull` if there is no room.
         """
-        job = self._new(payload, priority, delay, ttl, dedupe)
-        return self._sync(self._pushing([job]))[0]
+        ids = yield from self._add([self._new_job(payload, priority, delay, ttl, dedupe)])
+        return ids[0]
 
-    async def apush(
-        self,
-        payload: Any,
-        *,
-        priority: int | None = None,
-        delay: float = 0.0,
-        ttl: float | None = None,
-        dedupe: str | None = None,
-    ) -> str:
-        """Async twin of `push`."""
-        job = self._new(payload, priority, delay, ttl, dedupe)
-        return (await self._async(self._pushing([job])))[0]
+    push, apush = _twins(_push)
 
-    def push_many(
+    def _push_many(
         self,
         payloads: Iterable[Any],
         *,
         priority: int | None = None,
         delay: float = 0.0,
         ttl: float | None = None,
-    ) -> list[str]:
+    ) -> QueueSteps[list[str]]:
         """Add up to 500 jobs in one call, or none if there is no room for all; return their ids.
 
         Together they may have up to 4 MiB, the most that a store accepts in one call.
         """
-        return self._sync(self._pushing(self._batch(payloads, priority, delay, ttl)))
+        jobs = [self._new_job(payload, priority, delay, ttl, None) for payload in payloads]
+        if len(jobs) > MOST_AT_ONCE:
+            raise ValueError(f"{len(jobs)} jobs at once: push at most {MOST_AT_ONCE} in one call")
+        size = sum(len(job.payload) for job in jobs)
+        if len(jobs) > 1 and size > MOST_BYTES_AT_ONCE:
+            raise ValueError(
+                f"{len(jobs)} jobs of {size} bytes together: push them in parts, of at most"
+                f" {MOST_BYTES_AT_ONCE} bytes in one call, or keep what is large elsewhere"
+            )
+        return (yield from self._add(jobs)) if jobs else []
 
-    async def apush_many(
-        self,
-        payloads: Iterable[Any],
-        *,
-        priority: int | None = None,
-        delay: float = 0.0,
-        ttl: float | None = None,
-    ) -> list[str]:
-        """Async twin of `push_many`."""
-        return await self._async(self._pushing(self._batch(payloads, priority, delay, ttl)))
+    push_many, apush_many = _twins(_push_many)
 
-    def join(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002 - it is an id
-        """Wait until a job has ended, and return its result.
-
-        Raises `JobFailed` if it ended without a result, `UnknownJob` if there is no such job, and
-        `TimedOut` after `timeout` seconds; the job itself continues.
-        """
-        return self._sync(self._waiting(id, timeout))
-
-    async def ajoin(self, id: str, timeout: float | None = None) -> Any:  # noqa: A002, ASYNC109
-        """Async twin of `join`."""
-        return await self._async(self._waiting(id, timeout))
-
-    def status(self, id: str) -> JobStatus:  # noqa: A002
-        """Return the status of a job; raise `UnknownJob` if it is not known."""
-        return self._sync(self._seeing(id))
-
-    async def astatus(self, id: str) -> JobStatus:  # noqa: A002
-        """Async twin of `status`."""
-        return await self._async(self._seeing(id))
-
-    def cancel(self, id: str) -> bool:  # noqa: A002
-        """End a job now; return False if it had already ended.
-
-        Its worker is informed at the next heartbeat, and cannot ack the job any more.
-        """
-        return self._sync(self._changing("cancel", id))
-
-    async def acancel(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `cancel`."""
-        return await self._async(self._changing("cancel", id))
-
-    # For workers
-
-    def claim(self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0) -> list[Claim]:
-        """Claim the next jobs, up to `count`; the claims are valid for `lease` seconds.
-
-        If there is no job, wait up to `wait` seconds for one; return [] if none came.
-        """
-        return self._sync(self._claiming(count, lease, wait))
-
-    async def aclaim(
-        self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0
-    ) -> list[Claim]:
-        """Async twin of `claim`. If cancelled in the middle, it has claimed no job."""
-        return await self._async(self._claiming(count, lease, wait))
-
-    def heartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
-        """Extend a claim to `lease` seconds from now (default: its previous lease).
-
-        As in `ack` and `nack`, `JobLost` means that the claim is no longer valid: its lease
-        expired, or the job was cancelled. Stop working on the job then.
-        """
-        self._sync(self._extending(claim, lease))
-
-    async def aheartbeat(self, claim: Claim, *, lease: float | None = None) -> None:
-        """Async twin of `heartbeat`."""
-        await self._async(self._extending(claim, lease))
-
-    def ack(self, claim: Claim, result: Any = None) -> None:
-        """Report that the job is done, with its result."""
-        self._sync(self._acking(claim, result))
-
-    async def aack(self, claim: Claim, result: Any = None) -> None:
-        """Async twin of `ack`."""
-        await self._async(self._acking(claim, result))
-
-    def nack(
-        self,
-        claim: Claim,
-        *,
-        delay: float = 0.0,
-        reason: str | BaseException = "",
-        counted: bool = True,
-        retry: bool = True,
-    ) -> str:
-        """Give a job back: it can be claimed again after `delay` seconds, in its old place.
-
-        After its last attempt, or with `retry=False`, it becomes a dead letter instead.
-        `counted=False` means that the job was never started, so this was no attempt. If `reason` is
-        an exception, its type, message and traceback are stored, redacted. Returns the job's new
-        state.
-        """
-        return self._sync(self._nacking(claim, delay, reason, counted=counted, retry=retry))
-
-    async def anack(
-        self,
-        claim: Claim,
-        *,
-        delay: float = 0.0,
-        reason: str | BaseException = "",
-        counted: bool = True,
-        retry: bool = True,
-    ) -> str:
-        """Async twin of `nack`."""
-        return await self._async(self._nacking(claim, delay, reason, counted=counted, retry=retry))
-
-    # For operators
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiting jobs, read without a query, as the rules of `Shed` need it."""
-        raise NotImplementedError
-
-    def dead(self, limit: int = 100) -> list[DeadJob]:
-        """Return the dead letters, the oldest first, at most `limit`.
-
-        In a store there may be fewer if they are large: a reply holds about 1 MiB.
-        """
-        return self._sync(self._listing(limit))
-
-    async def adead(self, limit: int = 100) -> list[DeadJob]:
-        """Async twin of `dead`."""
-        return await self._async(self._listing(limit))
-
-    def browse(
-        self,
-        state: str = "dead",
-        *,
-        search: str = "",
-        after: str | None = None,
-        limit: int = 50,
-        payloads: bool = True,
-    ) -> WorkPage:
-        """Return a page of up to 100 jobs that are dead, waiting, delayed or claimed.
-
-        Jobs are listed in the order in which they are due; dead ones start with the latest.
-        `search` matches id, reason and payload; case is ignored for ASCII letters. `after` is
-        `next` of the previous page. One call examines a bounded number of jobs: a page may have
-        fewer than `limit` jobs and still a `next`. Without `payloads`, payloads are neither read
-        nor searched.
-        """
-        return self._sync(self._browsing(state, search, after, limit, payloads=payloads))
-
-    async def abrowse(
-        self,
-        state: str = "dead",
-        *,
-        search: str = "",
-        after: str | None = None,
-        limit: int = 50,
-        payloads: bool = True,
-    ) -> WorkPage:
-        """Async twin of `browse`."""
-        return await self._async(self._browsing(state, search, after, limit, payloads=payloads))
-
-    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Return a job with up to 64 KiB of its payload; None if it does not exist."""
-        return self._sync(self._inspecting(id, payload=payload))
-
-    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Async twin of `inspect`."""
-        return await self._async(self._inspecting(id, payload=payload))
-
-    def retry(self, id: str) -> bool:  # noqa: A002
-        """Queue a dead job again, with all its attempts, as if it were pushed now.
-
-        Returns False if it is not dead, or if another job has its dedupe id by now.
-        """
-        return self._sync(self._changing("requeue", id))
-
-    async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `retry`."""
-        return await self._async(self._changing("requeue", id))
-
-    def drop(self, id: str) -> bool:  # noqa: A002
-        """Delete a dead job, or cancel one that has not ended; False if it ended otherwise."""
-        return self._sync(self._dropping(id))
-
-    async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `drop`."""
-        return await self._async(self._dropping(id))
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the numbers of waiting, delayed, claimed and dead jobs, and the totals so far."""
-        return self._sync(self._counting())
-
-    async def asnapshot(self) -> dict[str, Any]:
-        """Async twin of `snapshot`."""
-        return await self._async(self._counting())
-
-    # Pushing
-
-    def _new(
+    def _new_job(
         self,
         payload: Any,
         priority: int | None,
@@ -376,23 +188,7 @@ class JobQueue:
         data = encode("the payload", payload, self.max_payload)
         return NewJob(token_hex(8), data, int(level), microseconds(wait), microseconds(life), name)
 
-    def _batch(
-        self, payloads: Iterable[Any], priority: int | None, delay: float, ttl: float | None
-    ) -> list[NewJob]:
-        jobs = [self._new(payload, priority, delay, ttl, None) for payload in payloads]
-        if len(jobs) > MOST_AT_ONCE:
-            raise ValueError(f"{len(jobs)} jobs at once: push at most {MOST_AT_ONCE} in one call")
-        size = sum(len(job.payload) for job in jobs)
-        if len(jobs) > 1 and size > MOST_BYTES_AT_ONCE:
-            raise ValueError(
-                f"{len(jobs)} jobs of {size} bytes together: push them in parts, of at most"
-                f" {MOST_BYTES_AT_ONCE} bytes in one call, or keep what is large elsewhere"
-            )
-        return jobs
-
-    def _pushing(self, jobs: list[NewJob]) -> QueueSteps[list[str]]:
-        if not jobs:
-            return []
+    def _add(self, jobs: list[NewJob]) -> QueueSteps[list[str]]:
         ids: list[str] | None = yield QueueCall("push", (jobs,))
         if ids is None:
             raise QueueFull(
@@ -402,12 +198,113 @@ class JobQueue:
             )
         return ids
 
-    # Claiming, and operations on a claim
+    def _join(self, id: str, timeout: float | None = None) -> QueueSteps[Any]:  # noqa: A002 - it is an id
+        """Wait until a job has ended, and return its result.
 
-    def _claiming(
-        self, count: int, lease: float, wait: float, ended: Callable[[], bool] = bool
+        Raises `JobFailed` if it ended without a result, `UnknownJob` if there is no such job, and
+        `TimedOut` after `timeout` seconds; the job itself continues.
+        """
+        patience = check.seconds(
+            "timeout", inf if timeout is None else timeout, zero=True, infinite=True
+        )
+        began = self.clock.now()
+        until, _late = give_up_at(began, patience)
+        with Wakeup(self._wakeups, short_text("id", id)) as bell:
+            self._listen(id)
+            while True:
+                bell.reset()
+                try:
+                    seen = yield from self._look_up(id)
+                    if seen.state in _ENDS:
+                        return self._result(id, seen)
+                    state = seen.state
+                except StoreUnavailable:
+                    # The store may come back, unless it was closed or the time is up.
+                    if self._closed or (until is not None and until <= self.clock.now()):
+                        raise
+                    state = "unknown"
+                now = self.clock.now()
+                if until is not None and until <= now:
+                    break
+                bell.until = now + POLL if until is None else min(until, now + POLL)
+                yield bell
+        waited = until - began
+        message = f"queue {self.name!r}: job {id} is {state} after {waited:.3g} s"
+        raise TimedOut(message, guard=self.name, seconds=waited)
+
+    join, ajoin = _twins(_join)
+
+    def _status(self, id: str) -> QueueSteps[JobStatus]:  # noqa: A002
+        """Return the status of a job; raise `UnknownJob` if it is not known."""
+        seen = yield from self._look_up(id)
+        result = None if seen.result is None else _read(seen.result)
+        reason, _ = read_reason(seen.reason)
+        return JobStatus(
+            id, seen.state, seen.priority, seen.attempts, seen.age / 1e6, reason, result
+        )
+
+    status, astatus = _twins(_status)
+
+    def _look_up(self, id_: str) -> QueueSteps[Seen]:
+        seen: Seen | None = yield QueueCall("status", (short_text("id", id_),))
+        if seen is None:
+            raise self._unknown(id_)
+        return seen
+
+    def _result(self, id_: str, seen: Seen) -> Any:
+        """Return the result of an ended job, or raise `JobFailed` if there is none."""
+        cause, _ = read_reason(seen.reason)
+        if seen.state == "done":
+            try:
+                return decode(b"null" if seen.result is None else seen.result)
+            except (ValueError, RecursionError):
+                cause = "its result cannot be read"
+        raise JobFailed(
+            f"queue {self.name!r}: job {id_} is {seen.state}: {cause}",
+            job=id_,
+            state=seen.state,
+            cause=cause,
+        )
+
+    def _cancel(self, id: str) -> QueueSteps[bool]:  # noqa: A002
+        """End a job now; return False if it had already ended.
+
+        Its worker is informed at the next heartbeat, and cannot ack the job any more.
+        """
+        return self._change("cancel", id)
+
+    cancel, acancel = _twins(_cancel)
+
+    def _change(self, operation: str, id_: str) -> QueueSteps[bool]:
+        """Cancel, requeue or drop a job; return False if its state does not allow that."""
+        done, state = yield QueueCall(operation, (short_text("id", id_),))
+        if state == "unknown":
+            raise self._unknown(id_)
+        if state == "full" and not done:
+            raise QueueFull(f"queue {self.name!r} has no room", guard=self.name, policy="queue")
+        return bool(done)
+
+    def _unknown(self, id_: str) -> UnknownJob:
+        return UnknownJob(f"queue {self.name!r} knows no job {legible(id_)!r}")
+
+    # For workers
+
+    def _claim(
+        self, count: int = 1, *, lease: float = 30.0, wait: float = 0.0
     ) -> QueueSteps[list[Claim]]:
-        """Claim jobs; stop waiting once `ended()`, which is checked whenever `READY` rings."""
+        """Claim the next jobs, up to `count`; the claims are valid for `lease` seconds.
+
+        If there is no job, wait up to `wait` seconds for one; return [] if none came. If cancelled
+        in the middle, it has claimed no job.
+        """
+        return self._claim_until(lambda: False, count, lease, wait)
+
+    claim, aclaim = _twins(_claim)
+
+    def _claim_until(
+        self, stopped: Callable[[], bool], count: int, lease: float, wait: float
+    ) -> QueueSteps[list[Claim]]:
+        """Claim jobs; stop waiting once `stopped()`, which is checked whenever `READY` rings."""
         check.count("count", count, maximum=MOST_AT_ONCE)
         length = microseconds(bounded_seconds("lease", lease, self.keep))
         patience = check.seconds("wait", wait, zero=True, infinite=True)
@@ -418,7 +315,7 @@ class JobQueue:
             while True:
                 bell.reset()
                 now = self.clock.now()
-                granted, ahead = yield from self._granting(count, length)
+                granted, ahead = yield from self._take(count, length)
                 claims: list[Claim] = []
                 for one in granted:
                     try:
@@ -442,15 +339,15 @@ class JobQueue:
                         )
                     )
                 now = self.clock.now()
-                if claims or ended() or (until is not None and until <= now):
+                if claims or stopped() or (until is not None and until <= now):
                     return claims
                 nap = POLL if ahead < 0 else min(POLL, ahead / 1e6)
                 bell.until = now + nap if until is None else min(until, now + nap)
                 yield bell
-                if ended():
+                if stopped():
                     return []
 
-    def _granting(self, count: int, lease: int) -> QueueSteps[tuple[list[JobGranted], int]]:
+    def _take(self, count: int, lease: int) -> QueueSteps[tuple[list[JobGranted], int]]:
         """Claim jobs and confirm the claim; otherwise undo it, so that no job waits a whole lease.
 
         Only a confirmed claim counts as an attempt, and is returned: a handler that kills its
@@ -473,7 +370,12 @@ class JobQueue:
                 raise
         return granted, ahead
 
-    def _extending(self, claim: Claim, lease: float | None) -> QueueSteps[None]:
+    def _heartbeat(self, claim: Claim, *, lease: float | None = None) -> QueueSteps[None]:
+        """Extend a claim to `lease` seconds from now (default: its previous lease).
+
+        As in `ack` and `nack`, `JobLost` means that the claim is no longer valid: its lease
+        expired, or the job was cancelled. Stop working on the job then.
+        """
         seconds = claim_of(claim).lease
         if lease is not None:
             seconds = bounded_seconds("lease", lease, self.keep)
@@ -482,20 +384,32 @@ class JobQueue:
         self._check_held(claim, answer)
         claim.lease, claim.until = seconds, now + seconds
 
-    def _acking(self, claim: Claim, result: Any) -> QueueSteps[None]:
+    heartbeat, aheartbeat = _twins(_heartbeat)
+
+    def _ack(self, claim: Claim, result: Any = None) -> QueueSteps[None]:
+        """Report that the job is done, with its result."""
         data = encode("the result", result, self.max_payload)
         answer = yield QueueCall("ack", (claim_of(claim).id, claim.fence, data))
         self._check_held(claim, answer)
 
-    def _nacking(
+    ack, aack = _twins(_ack)
+
+    def _nack(
         self,
         claim: Claim,
-        delay: float,
-        reason: str | BaseException,
         *,
-        counted: bool,
-        retry: bool,
+        delay: float = 0.0,
+        reason: str | BaseException = "",
+        counted: bool = True,
+        retry: bool = True,
     ) -> QueueSteps[str]:
+        """Give a job back: it can be claimed again after `delay` seconds, in its old place.
+
+        After its last attempt, or with `retry=False`, it becomes a dead letter instead.
+        `counted=False` means that the job was never started, so this was no attempt. If `reason` is
+        an exception, its type, message and traceback are stored, redacted. Returns the job's new
+        state.
+        """
         wait = microseconds(bounded_seconds("delay", delay, self.keep, zero=True))
         said = stored_reason(reason)
         check.flag("counted", counted)
@@ -504,6 +418,8 @@ class JobQueue:
             how = "fatal"
         answer = yield QueueCall("nack", (claim_of(claim).id, claim.fence, wait, said, how))
         return self._check_held(claim, answer)
+
+    nack, anack = _twins(_nack)
 
     def _check_held(self, claim: Claim, answer: tuple[bool, str]) -> str:
         done, state = answer
@@ -516,95 +432,18 @@ class JobQueue:
             state=state,
         )
 
-    # Operators' actions, status and waiting
+    # For operators
 
-    def _browsing(
-        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> QueueSteps[WorkPage]:
-        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
-        pattern = asked.search.encode().lower()
-        args = (state, asked.number, asked.id, pattern, limit, asked.cut)
-        found, place = yield QueueCall("browse", args)
-        following = None if place is None else place_after(*place)
-        return WorkPage([job_item(one) for one in found], following)
+    @property
+    def waiting(self) -> int:
+        """Number of waiting jobs, read without a query, as the rules of `Shed` need it."""
+        raise NotImplementedError
 
-    def _inspecting(self, id_: str, *, payload: bool) -> QueueSteps[WorkItem | None]:
-        cut = OPENED if check.flag("payload", payload) else 0
-        found: Browsed | None = yield QueueCall("inspect", (short_text("id", id_), cut))
-        return None if found is None else job_item(found)
+    def _dead(self, limit: int = 100) -> QueueSteps[list[DeadJob]]:
+        """Return the dead letters, the oldest first, at most `limit`.
 
-    def _dropping(self, id_: str) -> QueueSteps[bool]:
-        done = yield from self._changing("drop", id_)
-        return done or (yield from self._changing("cancel", id_))
-
-    def _changing(self, operation: str, id_: str) -> QueueSteps[bool]:
-        """Cancel, requeue or drop a job; return False if its state does not allow that."""
-        done, state = yield QueueCall(operation, (short_text("id", id_),))
-        if state == "unknown":
-            raise self._unknown(id_)
-        if state == "full" and not done:
-            raise QueueFull(f"queue {self.name!r} has no room", guard=self.name, policy="queue")
-        return bool(done)
-
-    def _seeing(self, id_: str) -> QueueSteps[JobStatus]:
-        seen = yield from self._looking(id_)
-        result = None if seen.result is None else _read(seen.result)
-        reason, _ = read_reason(seen.reason)
-        return JobStatus(
-            id_, seen.state, seen.priority, seen.attempts, seen.age / 1e6, reason, result
-        )
-
-    def _looking(self, id_: str) -> QueueSteps[Seen]:
-        seen: Seen | None = yield QueueCall("status", (short_text("id", id_),))
-        if seen is None:
-            raise self._unknown(id_)
-        return seen
-
-    def _waiting(self, id_: str, timeout: float | None) -> QueueSteps[Any]:
-        patience = check.seconds(
-            "timeout", inf if timeout is None else timeout, zero=True, infinite=True
-        )
-        began = self.clock.now()
-        until, _late = give_up_at(began, patience)
-        with Wakeup(self._wakeups, short_text("id", id_)) as bell:
-            self._listen(id_)
-            while True:
-                bell.reset()
-                try:
-                    seen = yield from self._looking(id_)
-                    if seen.state in _ENDS:
-                        return self._result(id_, seen)
-                    state = seen.state
-                except StoreUnavailable:
-                    # The store may come back, unless it was closed or the time is up.
-                    if self._closed or (until is not None and until <= self.clock.now()):
-                        raise
-                    state = "unknown"
-                now = self.clock.now()
-                if until is not None and until <= now:
-                    break
-                bell.until = now + POLL if until is None else min(until, now + POLL)
-                yield bell
-        waited = until - began
-        message = f"queue {self.name!r}: job {id_} is {state} after {waited:.3g} s"
-        raise TimedOut(message, guard=self.name, seconds=waited)
-
-    def _result(self, id_: str, seen: Seen) -> Any:
-        """Return the result of an ended job, or raise `JobFailed` if there is none."""
-        cause, _ = read_reason(seen.reason)
-        if seen.state == "done":
-            try:
-                return decode(b"null" if seen.result is None else seen.result)
-            except (ValueError, RecursionError):
-                cause = "its result cannot be read"
-        raise JobFailed(
-            f"queue {self.name!r}: job {id_} is {seen.state}: {cause}",
-            job=id_,
-            state=seen.state,
-            cause=cause,
-        )
-
-    def _listing(self, limit: int) -> QueueSteps[list[DeadJob]]:
+        In a store there may be fewer if they are large: a reply holds about 1 MiB.
+        """
         check.count("limit", limit, maximum=MOST_AT_ONCE)
         letters = yield QueueCall("dead", (limit,))
         found = []
@@ -613,7 +452,60 @@ class JobQueue:
             found.append(DeadJob(*fields, one.priority, one.age / 1e6))
         return found
 
-    def _counting(self) -> QueueSteps[dict[str, Any]]:
+    dead, adead = _twins(_dead)
+
+    def _browse(
+        self,
+        state: str = "dead",
+        *,
+        search: str = "",
+        after: str | None = None,
+        limit: int = 50,
+        payloads: bool = True,
+    ) -> QueueSteps[WorkPage]:
+        """Return a page of up to 100 jobs that are dead, waiting, delayed or claimed.
+
+        Jobs are listed in the order in which they are due; dead ones start with the latest.
+        `search` matches id, reason and payload; case is ignored for ASCII letters. `after` is
+        `next` of the previous page. One call examines a bounded number of jobs: a page may have
+        fewer than `limit` jobs and still a `next`. Without `payloads`, payloads are neither read
+        nor searched.
+        """
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        pattern = asked.search.encode().lower()
+        args = (state, asked.number, asked.id, pattern, limit, asked.cut)
+        found, place = yield QueueCall("browse", args)
+        following = None if place is None else place_after(*place)
+        return WorkPage([job_item(one) for one in found], following)
+
+    browse, abrowse = _twins(_browse)
+
+    def _inspect(self, id: str, *, payload: bool = True) -> QueueSteps[WorkItem | None]:  # noqa: A002
+        """Return a job with up to 64 KiB of its payload; None if it does not exist."""
+        cut = OPENED if check.flag("payload", payload) else 0
+        found: Browsed | None = yield QueueCall("inspect", (short_text("id", id), cut))
+        return None if found is None else job_item(found)
+
+    inspect, ainspect = _twins(_inspect)
+
+    def _retry(self, id: str) -> QueueSteps[bool]:  # noqa: A002
+        """Queue a dead job again, with all its attempts, as if it were pushed now.
+
+        Returns False if it is not dead, or if another job has its dedupe id by now.
+        """
+        return self._change("requeue", id)
+
+    retry, aretry = _twins(_retry)
+
+    def _drop(self, id: str) -> QueueSteps[bool]:  # noqa: A002
+        """Delete a dead job, or cancel one that has not ended; False if it ended otherwise."""
+        done = yield from self._change("drop", id)
+        return done or (yield from self._change("cancel", id))
+
+    drop, adrop = _twins(_drop)
+
+    def _snapshot(self) -> QueueSteps[dict[str, Any]]:
+        """Return the numbers of waiting, delayed, claimed and dead jobs, and the totals so far."""
         counts: QueueCounts = yield QueueCall("counts", ())
         totals = dict(zip(TOTALS, counts.totals, strict=True))
         counted = {
@@ -630,8 +522,7 @@ class JobQueue:
         registry.answered(self, counted)
         return counted
 
-    def _unknown(self, id_: str) -> UnknownJob:
-        return UnknownJob(f"queue {self.name!r} knows no job {legible(id_)!r}")
+    snapshot, asnapshot = _twins(_snapshot)
 
     # Hooks that answer, in memory or in a store
 

@@ -139,7 +139,7 @@ class Worker(WorkerLoop[JobRun]):
     async def _claim(self, free: int) -> list[JobRun]:
         oldest = 0.0 if self._discipline is None else await self._oldest()
         queue = self.queue
-        steps = queue._claiming(free, self.lease, CLAIM_WAIT, lambda: self._stopped)  # noqa: SLF001
+        steps = queue._claim_until(lambda: self._stopped, free, self.lease, CLAIM_WAIT)  # noqa: SLF001
         return self._judged(await queue._async(steps), oldest)  # noqa: SLF001 - same package
 
     def _interrupt_claim(self) -> None:

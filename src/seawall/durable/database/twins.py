@@ -1,22 +1,19 @@
-"""Public methods with an async twin, written once.
+"""Twins (see `seawall.runtime.twins`) of methods whose steps run in a database.
 
-A method is a generator of steps, from which two methods are made: one that blocks, and one that is
-awaited, with the prefix `a`. Both have the generator's arguments and its result:
-
-    def _dead(self, limit: int = 100) -> Steps[list[DeadEvent]]: ...
-    dead, adead = transaction_twins(_dead)
+def _dead(self, limit: int = 100) -> Steps[list[DeadEvent]]: ...
+dead, adead = transaction_twins(_dead)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from inspect import signature
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from seawall.clock import Clock
 from seawall.durable.database.database import Database, Operation
 from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Waiter
+from seawall.runtime.twins import Twins, make_twins
 
 
 class HasDatabase(Protocol):
@@ -57,9 +54,9 @@ class OnConnection(NamedTuple):
 
 
 class WaitRequest(NamedTuple):
-    """A request of `twins`: wait until `waiter` is woken, or its time is over."""
+    """A request of `twins`: wait until `waiter` is woken or late; a float is a pause."""
 
-    waiter: Waiter
+    waiter: Waiter | float
     clock: Clock
 
     def run(self, _database: Database) -> Any:
@@ -71,10 +68,6 @@ class WaitRequest(NamedTuple):
         return await wait_async(self.waiter, self.clock)
 
 
-Twins = tuple[Callable[Concatenate[S, P], T], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]
-"""A method that blocks, and its async twin."""
-
-
 def twins(method: Callable[Concatenate[S, P], Steps[T]]) -> Twins[S, P, T]:
     """Return the twins of a method that yields operations.
 
@@ -82,23 +75,23 @@ def twins(method: Callable[Concatenate[S, P], Steps[T]]) -> Twins[S, P, T]:
     once, after the commit. The method may also yield a request with `run(database)` and `arun`.
     """
 
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self: S, begin: Callable[[], Steps[T]]) -> T:
         database = self.database
 
-        def answer(asked: Any) -> Any:
-            return asked.run(database) if hasattr(asked, "arun") else database.run(asked)
+        def answer(request: Any) -> Any:
+            return request.run(database) if hasattr(request, "arun") else database.run(request)
 
-        return drive(method(self, *args, **kwargs), answer)
+        return drive(begin(), answer)
 
-    async def arun(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def arun(self: S, begin: Callable[[], Steps[T]]) -> T:
         database = self.database
 
-        def answer(asked: Any) -> Coroutine[Any, Any, Any]:
-            return asked.arun(database) if hasattr(asked, "arun") else database.arun(asked)
+        def answer(request: Any) -> Coroutine[Any, Any, Any]:
+            return request.arun(database) if hasattr(request, "arun") else database.arun(request)
 
-        return await adrive(method(self, *args, **kwargs), answer)
+        return await adrive(begin(), answer)
 
-    return _described(method, run), _described(method, arun, "a")
+    return make_twins(method, run, arun)
 
 
 def transaction_twins(method: Callable[Concatenate[S, P], Steps[T]]) -> Twins[S, P, T]:
@@ -107,23 +100,10 @@ def transaction_twins(method: Callable[Concatenate[S, P], Steps[T]]) -> Twins[S,
     The method may run more than once, if the transaction lost a conflict.
     """
 
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.run(lambda: method(self, *args, **kwargs))
+    def run(self: S, begin: Callable[[], Steps[T]]) -> T:
+        return self.database.run(begin)
 
-    async def arun(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.database.arun(lambda: method(self, *args, **kwargs))
+    async def arun(self: S, begin: Callable[[], Steps[T]]) -> T:
+        return await self.database.arun(begin)
 
-    return _described(method, run), _described(method, arun, "a")
-
-
-def _described(method: Callable[..., Any], twin: Any, prefix: str = "") -> Any:
-    """Give a twin the name, the signature and the docstring of `_name`."""
-    name = method.__name__.removeprefix("_")
-    shape = signature(method)
-    result = shape.return_annotation.removeprefix("Steps[").removesuffix("]")
-    twin.__name__ = f"{prefix}{name}"
-    twin.__qualname__ = method.__qualname__.replace(method.__name__, twin.__name__)
-    twin.__module__ = method.__module__
-    twin.__doc__ = f"Async twin of `{name}`." if prefix else method.__doc__
-    twin.__signature__ = shape.replace(return_annotation=result)
-    return twin
+    return make_twins(method, run, arun)
