@@ -393,6 +393,25 @@ def test_what_would_stop_its_own_loop_is_refused(file: Sqlite):
             add(connection, 4)
 
     asyncio.run(main())
+
+
+def test_an_operation_that_waits_for_another_one_is_refused(file: Sqlite):
+    """The other one would begin only after it."""
+    done: Future[int] = Future()
+
+    def nested(_connection: sqlite3.Connection) -> int:
+        return file.run(lambda connection: add(connection, 1))
+
+    def call() -> None:
+        try:
+            done.set_result(file.run(nested))
+        except RuntimeError as error:
+            done.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    with pytest.raises(RuntimeError, match="the connection that it was given"):
+        done.result(timeout=10)
+    assert file.run(lambda connection: add(connection, 2)) == 2
     assert numbers(file) == [1, 3, 4]
 
 

@@ -6,7 +6,8 @@ Promises:
 - A failed operation leaves nothing, and does not affect those committed with it: each has a
   savepoint. If one undoes the whole transaction, the others are repeated without it.
 - A file has one writer in this process; other processes may write too, and are waited for.
-- A wait for a transaction that only the event loop of this same thread can end is refused at once.
+- A wait for a transaction that only the event loop of this same thread can end is refused at once,
+  as is an operation that waits for another one.
 - A forked child process reopens the file, whatever the parent was doing with it: a fork waits for
   open transactions, for a few seconds.
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Condition, Event, Lock, Thread, get_ident
+from threading import Condition, Event, Lock, Thread, current_thread, get_ident
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -180,6 +181,11 @@ class Sqlite:
         """
         if self._open:
             self._refuse_to_wait_for_this_loop()
+        if self._thread is current_thread():
+            raise RuntimeError(
+                f"{self!r}: an operation cannot wait for another one, which begins after it: use"
+                " the connection that it was given"
+            )
         return self._submit(work).result()
 
     async def arun(self, work: Work[T]) -> T:
