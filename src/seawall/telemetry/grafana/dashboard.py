@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from string import ascii_uppercase
 from typing import Any, Final
 
-from seawall.telemetry.grafana.panels import Panel, Query, mentions, rows
+from seawall.telemetry.grafana.panels import ROWS, Panel, Query, mentions
 from seawall.telemetry.metrics import METRICS
 
 __all__ = ["grafana_dashboard"]
@@ -100,7 +100,7 @@ def _openings() -> dict[str, Any]:
 def _panels() -> Iterator[dict[str, Any]]:
     number = 0
     top = 0
-    for title, panels in rows():
+    for title, panels in ROWS.items():
         number += 1
         place = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
         row = {"type": "row", "title": title, "collapsed": False, "panels": []}

@@ -1,6 +1,6 @@
 """Contents of the Grafana dashboard: rows of panels with their queries, from the table of metrics.
 
-A metric without a panel gets a plain one in the last row, so that none is missing.
+Each metric of the table has a panel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from seawall.models.histogram import USUAL
 from seawall.telemetry import thresholds as limits
-from seawall.telemetry.metrics import METRICS, Metric
+from seawall.telemetry.metrics import Metric
 from seawall.telemetry.promql import PromqlQueries
 
 Shape = Literal["lines", "stack", "states", "firing"]
@@ -95,8 +95,8 @@ def _speed(title: str, name: str, by: str, shape: Shape = "lines") -> Panel:
     return _panel(title, _rate(name, by), unit="cps", shape=shape)
 
 
-def _count(title: str, fold: str, name: str, by: str, bad: float | None = None) -> Panel:
-    return _panel(title, _gauge(fold, name, by), bad=bad)
+def _count(title: str, fold: str, name: str, by: str) -> Panel:
+    return _panel(title, _gauge(fold, name, by))
 
 
 _CALLS: Final = _ask.rate("attempts", "guard")
@@ -113,7 +113,7 @@ _BREAKER: Final = Query(
 """One number for the state over time, the worst if a guard has several breakers."""
 _ONE_OR_NONE: Final = (("no", "red"), ("yes", "green"))
 
-_ROWS: Final[dict[str, tuple[Panel, ...]]] = {
+ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Overview": (
         _panel(
             "Alerts that fire now",
@@ -410,24 +410,7 @@ _ROWS: Final[dict[str, tuple[Panel, ...]]] = {
 }
 
 
-def rows(metrics: tuple[Metric, ...] = METRICS) -> list[tuple[str, tuple[Panel, ...]]]:
-    """Return the rows by title, and one more for those of `metrics` that are in none of them."""
-    known = list(_ROWS.items())
-    asked = [query.expr for _, panels in known for panel in panels for query in panel.queries]
-    rest = [metric for metric in metrics if not any(mentions(expr, metric) for expr in asked)]
-    return [*known, ("More", tuple(_plain(metric) for metric in rest))] if rest else known
-
-
 def mentions(expr: str, metric: Metric) -> bool:
     """Return whether a query is about `metric`, not about one whose name starts the same."""
     suffixes = ("_bucket", "_sum") if metric.kind == "histogram" else ("",)
     return any(f"({metric.name}{suffix}{{" in expr for suffix in suffixes)
-
-
-def _plain(metric: Metric) -> Panel:
-    by = " ".join(metric.labels)
-    name = metric.name.removeprefix("seawall_").removesuffix("_total")
-    if metric.kind == "histogram":
-        return _quantiles(metric.help, name, by)
-    query = _rate(name, by) if metric.kind == "counter" else _gauge(metric.fold, name, by)
-    return _panel(metric.help, query, unit="s" if metric.unit == "s" else "short")
