@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from asyncio import get_running_loop
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -37,11 +36,11 @@ from seawall import registry
 from seawall._failures import described, report_of, split_report
 from seawall._forks import survives_fork
 from seawall.context import current_idempotency_key, current_tenant, idempotency_key, reset, tenant
-from seawall.durable.database.cleanup import cleaning_steps
+from seawall.durable.database.cleanup import clean_forever, cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.outage_log import OutageLog
-from seawall.durable.database.transaction_block import named
+from seawall.durable.database.statements import stored_name
 from seawall.durable.database.twins import transaction_twins, twins
 from seawall.errors import DeferredCallsFull, Rejected, matches
 from seawall.events import JobDied
@@ -51,7 +50,7 @@ from seawall.guard import Guard
 from seawall.jobs import Claim, DeadJob
 from seawall.jobs.worker_loop import Backoffs, WorkerLoop, WorkRun
 from seawall.models.backoff import above_floor
-from seawall.runtime.driver import Steps, sleep_async
+from seawall.runtime.driver import Steps
 from seawall.runtime.functions import kind_of
 from seawall.runtime.plan import Plan
 
@@ -63,16 +62,14 @@ LONGEST_ERROR: Final = 500
 LONGEST_PAUSE: Final = 60.0
 """Maximum pause in seconds after a refusal, even if the guard asked for a longer one."""
 LONGEST_BACKOFF: Final = 86_400.0
-CLEANING: Final = 60.0
+CLEAN_EVERY: Final = 60.0
 """Seconds between two cleanups."""
-CLEANED: Final = 1000
-"""Maximum number of calls removed by one cleanup."""
-TELLINGS: Final = 5
-"""Number of attempts to report the result of a call to the database."""
-INSTEAD: Final = frozenset({"cache", "fallback"})
+SUBSTITUTES: Final = frozenset({"cache", "fallback"})
 """Policies that may answer instead of the call: the worker would take that for success."""
 
-redoing: Final[ContextVar[tuple[str, ...]]] = ContextVar("seawall_redoing", default=())
+executing_queues: Final[ContextVar[tuple[str, ...]]] = ContextVar(
+    "seawall_executing_queues", default=()
+)
 """The queues whose calls this context is executing: a failed one is not stored a second time."""
 
 
@@ -117,7 +114,7 @@ class DeferredCalls:
         a request may make several calls under one key.
         """
         self.database = checked_database("DeferredCalls", database)
-        self.name = named("name", name)
+        self.name = stored_name("name", name)
         self.ttl = check.seconds("ttl", ttl)
         self.delay = check.seconds("delay", delay, zero=True)
         self.max_waiting = check.count("max_waiting", max_waiting, maximum=1_000_000)
@@ -150,7 +147,7 @@ class DeferredCalls:
     store, astore = twins(_store)
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self.name in redoing.get():
+        if self.name in executing_queues.get():
             raise RuntimeError(f"{self!r}: this is a stored call, which is not stored again")
         try:
             call = json.dumps([args, kwargs], allow_nan=False, separators=(",", ":"))
@@ -185,8 +182,8 @@ class DeferredCalls:
                 return DeferredCall(storing["id"], self.name)
             if storing["key_hash"] is None:
                 break
-            asked = {"queue": self.name, "key_hash": storing["key_hash"]}
-            rows = yield NamedQuery("deferred_calls.of_key", asked)
+            arguments = {"queue": self.name, "key_hash": storing["key_hash"]}
+            rows = yield NamedQuery("deferred_calls.of_key", arguments)
             if not rows:
                 continue
             found, state, expired = rows[0]
@@ -220,15 +217,15 @@ class DeferredCalls:
 
     def _retry(self, dead: str) -> Steps[bool]:
         """Queue a dead letter again as if it were stored now; return False if it does not exist."""
-        asked = {"queue": self.name, "id": named("id", dead), "ttl": _us(self.ttl)}
-        return bool((yield NamedQuery("deferred_calls.revive", asked)))
+        arguments = {"queue": self.name, "id": stored_name("id", dead), "ttl": _us(self.ttl)}
+        return bool((yield NamedQuery("deferred_calls.revive", arguments)))
 
     retry, aretry = transaction_twins(_retry)
 
     def _discard(self, stored: str) -> Steps[bool]:
         """Remove a waiting or dead call; return False if it does not exist or is running."""
-        asked = {"queue": self.name, "id": named("id", stored)}
-        return bool((yield NamedQuery("deferred_calls.discard", asked)))
+        arguments = {"queue": self.name, "id": stored_name("id", stored)}
+        return bool((yield NamedQuery("deferred_calls.discard", arguments)))
 
     discard, adiscard = transaction_twins(_discard)
 
@@ -250,13 +247,10 @@ class DeferredCalls:
 
         It ends after about `within` seconds, finished or not: call it periodically.
         """
-        return cleaning_steps(batch, within, self._finished())
+        finished = {"queue": self.name, "keep_dead": _us(self.keep_dead)}
+        return cleaning_steps(batch, within, NamedQuery("deferred_calls.cleanup", finished))
 
     cleanup, acleanup = twins(_cleanup)
-
-    def _finished(self) -> NamedQuery:
-        asked = {"queue": self.name, "keep_dead": _us(self.keep_dead)}
-        return NamedQuery("deferred_calls.cleanup", asked)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how many calls this process stored, found stored and refused. See `acounts`."""
@@ -291,7 +285,7 @@ class WithoutFallbacks(Guard):
     def __init__(self, guard: Guard) -> None:
         """Share the state of `guard`."""
         vars(self).update(vars(guard))
-        self.bounds = [b for b in guard.bounds if b.policy.kind not in INSTEAD]
+        self.bounds = [b for b in guard.bounds if b.policy.kind not in SUBSTITUTES]
         self._plan = Plan(self, self.bounds)
         survives_fork(self)
 
@@ -350,7 +344,6 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
             raise TypeError(f"{function!r}: pass a function that returns its result whole")
         self._awaited = kind == "async"
         self._owner = token_hex(8)
-        self._clean_at = float("-inf")
         self._failures = FailureLog("deferred calls", calls.name, self._clock)
         self._outage = OutageLog(f"deferred calls {calls.name!r}", self._clock)
         words = ("done", "failed", "refused", "dead", "lost", "returned")
@@ -373,45 +366,36 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
     # Claiming and renewing
 
     async def _claim(self, free: int) -> list[WorkRun]:
-        await self._clean()
         lease, now = int(self.lease * 1_000_000), self._clock.now()
-        asked = {"queue": self.calls.name, "owner": self._owner, "lease": lease, "most": free}
+        arguments = {"queue": self.calls.name, "owner": self._owner, "lease": lease, "most": free}
 
         def steps() -> Steps[list[Any]]:
             if not self.ordered:
-                return list((yield NamedQuery("deferred_calls.claim", asked)))
+                return list((yield NamedQuery("deferred_calls.claim", arguments)))
             if self.calls.database.dialect == "postgres":
                 yield NamedQuery("deferred_calls.one_claims", {"queue": self.calls.name})
-            return list((yield NamedQuery("deferred_calls.claim_first", asked)))
+            return list((yield NamedQuery("deferred_calls.claim_first", arguments)))
 
         rows = await self.calls.database.arun(steps)
         runs = []
-        for _position, id_, epoch, attempts, call, key, whose, expired in sorted(rows):
+        for _position, id_, epoch, attempts, call, key, owner, expired in sorted(rows):
             left = 0.0 if expired else float("inf")
-            claim = Claim(id_, call, attempts, epoch, now + self.lease, self.lease, time_left=left)
-            claim.key, claim.tenant = key, whose
+            claim = Claim(id_, decoded(call), attempts, epoch, now + self.lease, self.lease)
+            claim.key, claim.tenant, claim.time_left = key, owner, left
             runs.append(WorkRun(claim, in_thread=not self._awaited))
         return runs
 
     async def _pause(self, claimed: int) -> None:
-        await self._news_within(self.poll)
+        await self._wait_for_news(self.poll)
 
     def _unreachable(self, error: Exception) -> None:
         self._outage.failed(None, "nothing can be claimed", error)
 
     def _reached(self) -> None:
-        self._outage.well(None)
+        self._outage.succeeded(None)
 
-    async def _clean(self) -> None:
-        """Remove a batch of finished calls from time to time, so that no cleanup job is needed."""
-        if self._clock.now() < self._clean_at:
-            return
-        try:
-            removing = self.calls._finished().of_batch(CLEANED)
-            more = len(await self.calls.database.arun(removing.alone)) == CLEANED
-        except Exception:  # noqa: BLE001 - the database is unreachable: finished calls stay for now
-            more = False
-        self._clean_at = self._clock.now() + (self.poll if more else CLEANING)
+    def _background(self) -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(clean_forever([self.calls], CLEAN_EVERY))]
 
     def _beat_after(self, *, answered: bool) -> float:
         return self.lease / (3 if answered else 12)
@@ -423,15 +407,9 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
     async def _extend(self, run: WorkRun) -> bool:
         """Renew one claim; return False if the database did not answer."""
         claim, now = run.claim, self._clock.now()
-        left, third = claim.until - now, self.lease / 3
         try:
-            # Not beyond the end of the claim, when another worker may start the call; and not so
-            # long that the other claims are not renewed in time.
-            async with asyncio.timeout(min(left, third) if left > 0 else third):
-                held = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
+            held = await self._change(claim, "renew", lease=int(self.lease * 1_000_000))
         except Exception:  # noqa: BLE001 - database unreachable: the claim is valid to its end
-            if self._clock.now() >= claim.until:
-                run.lose()
             return False
         if held:
             claim.until = now + self.lease
@@ -441,47 +419,26 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
 
     # Executing
 
-    async def _execute(self, run: WorkRun) -> str:
-        if run.to_return:
-            return await self._give_back(run)
-        arguments, reason = decoded(run.claim.payload), self._not_executable(run.claim)
-        if arguments is None or reason is not None:
-            words, cause = reason or ("what is stored is no call", "garbled")
-            return await self._bury(run.claim, words, cause)
-        failure: BaseException | None = None
-        try:
-            await self._call(run, *arguments)
-        except asyncio.CancelledError as error:
-            if self._is_interrupted(run, error) and run.to_return:
-                run.settling = True
-                return await self._give_back(run)
-            failure = error
-        except Exception as error:  # noqa: BLE001 - an error of the call: stored
-            if run.to_return and not run.in_thread:  # what it made of its cancellation
-                run.settling = True
-                return await self._give_back(run)
-            failure = error
-        run.settling = True
-        if run.lost:
-            return "lost"
-        return await self._report(run.claim, failure)
-
-    def _not_executable(self, claim: Claim) -> tuple[str, str] | None:
-        """Return why a call is given up without another attempt, in words and as cause."""
+    async def _reject(self, run: WorkRun) -> str | None:
+        """Give up a call that must not be attempted again."""
+        claim = run.claim
         if claim.time_left <= 0:
-            return "its ttl was over", "expired"
+            return await self._bury(run, "its ttl was over", "expired")
         if claim.attempt > self.attempts:
-            return "nobody reported how its last attempt went", "lost"
+            return await self._bury(run, "nobody reported how its last attempt went", "lost")
+        if claim.payload is None:
+            return await self._bury(run, "what is stored is no call", "garbled")
         return None
 
-    async def _call(self, run: WorkRun, args: list[Any], kwargs: dict[str, Any]) -> None:
+    async def _call(self, run: WorkRun) -> None:
         """Execute the call in the context in which it was stored."""
+        args, kwargs = run.claim.payload
         run.begun = True
-        token = redoing.set((*redoing.get(), self.calls.name))
+        token = executing_queues.set((*executing_queues.get(), self.calls.name))
         try:
-            whose, key = run.claim.tenant, run.claim.key
+            owner, key = run.claim.tenant, run.claim.key
             with (
-                nullcontext() if whose is None else tenant(whose),
+                nullcontext() if owner is None else tenant(owner),
                 nullcontext() if key is None else idempotency_key(key),
             ):
                 if self._awaited:
@@ -490,12 +447,12 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
                 function = self._under_guard("call")
                 # Twice as many threads: calls that lost their claim may still run.
                 name, size = f"{self.calls.name}-deferred-calls", 2 * self.concurrency
-                (said,) = await self._in_thread(name, size, lambda: (function(*args, **kwargs),))
+                (result,) = await self._in_thread(name, size, lambda: (function(*args, **kwargs),))
                 # A plain function may return the awaitable of an async one: the call ends with it.
-                if isawaitable(said):
-                    await said
+                if isawaitable(result):
+                    await result
         finally:
-            reset(redoing, token)
+            reset(executing_queues, token)
 
     def _under_guard(self, how: str) -> Callable[..., Any]:
         if self._guard is None:
@@ -505,61 +462,52 @@ class DeferredCallWorker(WorkerLoop[WorkRun]):
 
     # Reporting
 
-    async def _give_back(self, run: WorkRun) -> str:
-        if run.in_thread and run.begun:
-            return "lost"  # its thread is still running: free only when the lease expires
-        stored = await self._tell(run.claim, "again", delay=0, refund=1, error=None)
+    async def _return_claim(self, run: WorkRun, delay: float) -> str:
+        stored = await self._report(run, "again", delay=_us(delay), refund=1, error=None)
         return "returned" if stored else "lost"
 
-    async def _report(self, claim: Claim, error: BaseException | None) -> str:
-        if error is None:
-            how = "done_without_key" if claim.key is None else "done"
-            return "done" if await self._tell(claim, how) else "lost"
+    async def _succeeded(self, run: WorkRun, result: Any) -> str:
+        query = "done_without_key" if run.claim.key is None else "done"
+        return "done" if await self._report(run, query) else "lost"
+
+    async def _failed(self, run: WorkRun, error: BaseException) -> str:
+        claim = run.claim
         if isinstance(error, Rejected):
-            asked = error.retry_after
-            if asked is None:
+            least = error.retry_after
+            if least is None:
                 pause = self._pause_after(claim.attempt, longest=LONGEST_PAUSE)
             else:
-                pause = above_floor(min(max(asked, 0.0), LONGEST_PAUSE), self._rng.random)
+                pause = above_floor(min(max(least, 0.0), LONGEST_PAUSE), self._rng.random)
             self._resume_at = self._clock.now() + pause
-            words, refund, outcome = described(error), 1, "refused"
+            text, refund, outcome = described(error), 1, "refused"
         else:
-            words, refund, outcome = report_of(error, LONGEST_ERROR), 0, "failed"
+            text, refund, outcome = report_of(error, LONGEST_ERROR), 0, "failed"
             final = claim.attempt >= self.attempts or matches(error, self._give_up_on)
             pause = 0.0 if final else self._pause_after(claim.attempt, longest=LONGEST_BACKOFF)
             what = f"call {claim.id}"
             self._failures.failed(what, claim.id, claim.attempt, error, delay=pause, dead=final)
             if final:
-                return await self._bury(claim, words)
-        delay = int(pause * 1_000_000)
-        stored = await self._tell(claim, "again", delay=delay, refund=refund, error=words)
+                return await self._bury(run, text)
+        stored = await self._report(run, "again", delay=_us(pause), refund=refund, error=text)
         return outcome if stored else "lost"
 
-    async def _bury(self, claim: Claim, words: str, cause: str = "") -> str:
-        if not await self._tell(claim, "dead", error=words):
+    async def _bury(self, run: WorkRun, text: str, cause: str = "") -> str:
+        if not await self._report(run, "dead", error=text):
             return "lost"
-        said, trace = split_report(words)
-        attempts = min(claim.attempt, self.attempts)
+        line, trace = split_report(text)
+        claim, attempts = run.claim, min(run.claim.attempt, self.attempts)
         fields = {"job": claim.id, "attempts": attempts, "traceback": trace}
-        emit(JobDied, self.calls.name, cause=cause or said, **fields)
+        emit(JobDied, self.calls.name, cause=cause or line, **fields)
         return "dead"
 
-    async def _tell(self, claim: Claim, what: str, **more: Any) -> bool:
+    async def _report(self, run: WorkRun, query: str, **more: Any) -> bool:
         """Report to the database; if that fails, the call is repeated when the lease expires."""
-        for number in range(TELLINGS):
-            try:
-                return await self._change(claim, what, **more)
-            except Exception as error:  # noqa: BLE001 - from any driver; retried
-                if number + 1 < TELLINGS:
-                    await sleep_async(0.1 * 2**number)
-                    continue
-                log = logging.getLogger("seawall")
-                log.warning(
-                    "%r: call %s: %r was not stored: %s", self, claim.id, what, described(error)
-                )
-        return False
+        answer = await self._until_answered(
+            run, lambda _unsure: self._change(run.claim, query, **more)
+        )
+        return bool(answer)
 
-    async def _change(self, claim: Claim, what: str, **more: Any) -> bool:
-        asked = {"id": claim.id, "owner": self._owner, "epoch": claim.fence, **more}
-        query = NamedQuery(f"deferred_calls.{what}", asked)
-        return bool(await self.calls.database.arun(query.alone))
+    async def _change(self, claim: Claim, query: str, **more: Any) -> bool:
+        arguments = {"id": claim.id, "owner": self._owner, "epoch": claim.fence, **more}
+        change = NamedQuery(f"deferred_calls.{query}", arguments)
+        return bool(await self.calls.database.arun(change.alone))

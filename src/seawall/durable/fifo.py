@@ -31,13 +31,14 @@ from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import Connection, NamedQuery
 from seawall.durable.database.database import Database, checked_database
-from seawall.durable.database.transaction_block import TransactionBlock, named
+from seawall.durable.database.statements import stored_name
+from seawall.durable.database.transaction_block import TransactionBlock
 from seawall.durable.database.twins import OnConnection, transaction_twins, twins
 from seawall.errors import FifoFull, FifoStateLost
 from seawall.events import FifoGap
 from seawall.events.bus import emit
 from seawall.models.fifo import Position, gap_since, judge, run_length, skip_to
-from seawall.runtime.driver import Steps, adrive, drive
+from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
 
 LARGEST: Final = 1024 * 1024
@@ -46,7 +47,7 @@ WIDEST: Final = 10_000
 """Maximum number of buffered messages of a sender."""
 KEEP_SKIPPED: Final = 90 * 86_400.0
 """Seconds for which records of skipped messages are kept."""
-MOST_ACKNOWLEDGED: Final = 10_000
+MOST_REPORTED: Final = 10_000
 """Maximum number of senders whose last gap is remembered, in order to report it once."""
 OnGap = Literal["wait", "skip"]
 TOGETHER: Final = "a number is taken if, and only if, its message is kept"
@@ -91,8 +92,21 @@ class Skipped(NamedTuple):
     last: int
 
 
-Post = Callable[[FifoMessage], Awaitable[FifoAck | None]]
+Post = Callable[[FifoMessage], Awaitable[FifoAck | None] | FifoAck | None]
 """Transports a message to the receiver and returns its acknowledgement; None if there is none."""
+
+
+class _Posting(NamedTuple):
+    """A request of `twins`: call `post` for a message."""
+
+    post: Callable[[FifoMessage], Any]
+    message: FifoMessage
+
+    def run(self, _database: Database) -> Any:
+        return self.post(self.message)
+
+    async def arun(self, _database: Database) -> Any:
+        return await self.post(self.message)
 
 
 def checked_payload(payload: Any, largest: int) -> bytes:
@@ -111,7 +125,7 @@ def checked_message(
 ) -> FifoMessage:
     """Return a message received over the wire, or raise."""
     return FifoMessage(
-        named("sender", sender),
+        stored_name("sender", sender),
         check.count("sequence", sequence),
         checked_payload(payload, largest),
         check.count("epoch", epoch, minimum=0),
@@ -124,8 +138,8 @@ def checked_ack(ack: Any) -> FifoAck:
         raise TypeError(f"acknowledgement: pass a FifoAck, or its {len(FifoAck._fields)} values")
     sender, receiver, epoch, expected, allowed = ack
     return FifoAck(
-        named("sender", sender),
-        named("receiver", receiver),
+        stored_name("sender", sender),
+        stored_name("receiver", receiver),
         check.count("epoch", epoch, minimum=0),
         check.count("expected", expected),
         check.count("allowed", allowed, minimum=0),
@@ -149,8 +163,8 @@ class FifoSender:
         Beyond `max_unacknowledged` kept messages, more are refused with `FifoFull`.
         """
         self.database = checked_database("FifoSender", database)
-        self.sender = named("sender", sender)
-        self.receiver = named("to", to)
+        self.sender = stored_name("sender", sender)
+        self.receiver = stored_name("to", to)
         self.max_unacknowledged = check.count("max_unacknowledged", max_unacknowledged)
         self.max_payload = check.count("max_payload", max_payload)
         self._pair = {"sender": self.sender, "receiver": self.receiver}
@@ -200,47 +214,29 @@ class FifoSender:
 
     unacknowledged, aunacknowledged = transaction_twins(_unacknowledged)
 
-    async def aresend(self, post: Post, limit: int = 100) -> int:
+    def _resend(self, post: Post, limit: int = 100) -> Steps[int]:
         """Send the first `limit` unacknowledged messages; return how many were acknowledged.
 
-        The messages are sent in order. `await post(message)` transports one to the receiver and
-        returns its acknowledgement, or None. Call it in a loop that pauses when it returns 0. An
-        exception of `post` propagates; acknowledgements before it count.
+        The messages are sent in order. `post(message)`, which `aresend` awaits, transports one to
+        the receiver and returns its acknowledgement, or None. Call it in a loop that pauses when it
+        returns 0. An exception of `post` propagates; acknowledgements before it count.
         """
         check.function("post", post)
-        messages = await self.aunacknowledged(limit)
-
-        async def answer(asked: FifoMessage | FifoAck) -> Any:
-            if isinstance(asked, FifoAck):
-                return await self.aacknowledge(asked)
-            return await post(asked)
-
-        return await adrive(self._resending(messages), answer)
-
-    def resend(self, post: Callable[[FifoMessage], FifoAck | None], limit: int = 100) -> int:
-        """Sync twin of `aresend`."""
-        check.function("post", post)
-        messages = self.unacknowledged(limit)
-
-        def answer(asked: FifoMessage | FifoAck) -> Any:
-            return self.acknowledge(asked) if isinstance(asked, FifoAck) else post(asked)
-
-        return drive(self._resending(messages), answer)
-
-    def _resending(self, messages: list[FifoMessage]) -> Steps[int]:
-        """Yield each message to post it; at the end, yield the latest acknowledgement."""
+        messages = yield lambda: self._unacknowledged(limit)
         last: FifoAck | None = None
         news = False
         try:
             for message in messages:
-                ack = yield message
+                ack = yield _Posting(post, message)
                 self._counts["resent"] += 1
                 if ack is not None and (last is None or checked_ack(ack) > last):
                     last = checked_ack(ack)
         finally:
             if last is not None:
-                news = yield last
+                news = yield from self._acknowledge(last)
         return last.expected - messages[0].sequence if news and last is not None else 0
+
+    resend, aresend = twins(_resend)
 
     def _acknowledge(self, ack: FifoAck) -> Steps[bool]:
         """Delete acknowledged messages; return False if the acknowledgement brings no news.
@@ -313,7 +309,7 @@ class FifoReceiver:
         seconds is reported (`FifoGap`); with `on_gap="skip"` it is also skipped, which is recorded.
         """
         self.database = checked_database("FifoReceiver", database)
-        self.name = named("name", name)
+        self.name = stored_name("name", name)
         self.window = check.count("window", window, maximum=WIDEST)
         self.batch = check.count("batch", batch, maximum=WIDEST)
         self.gap_timeout = check.seconds("gap_timeout", gap_timeout)
@@ -321,7 +317,7 @@ class FifoReceiver:
         self.max_payload = check.count("max_payload", max_payload)
         words = ("delivered", "buffered", "duplicate", "late", "beyond", "stale")
         self._counts = dict.fromkeys((*words, "restarts", "gaps", "skipped", "failed"), 0)
-        self._acknowledged: OrderedDict[str, Position] = OrderedDict()
+        self._reported_gaps: OrderedDict[str, Position] = OrderedDict()
         self._mutex = Mutex()
         survives_fork(self)
         registry.enter(self, "fifo_receiver", self.name)
@@ -349,7 +345,7 @@ class FifoReceiver:
     def drain(self, conn: Any, sender: str) -> TransactionBlock[Received]:
         """Deliver buffered messages without a new one: after an expired gap, or if `more`."""
         own = self.database.connection(conn)
-        return _Receiving(self, own, named("sender", sender), None)
+        return _Receiving(self, own, stored_name("sender", sender), None)
 
     # Gaps
 
@@ -360,7 +356,7 @@ class FifoReceiver:
         gaps = [Gap(*row)._replace(age=row[5] / 1_000_000) for row in rows]
         for gap in gaps:
             if gap.age >= self.gap_timeout:
-                self._tell(gap.sender, Position(gap.epoch, gap.expected), gap.age, None)
+                self._report_gap(gap.sender, Position(gap.epoch, gap.expected), gap.age, None)
         return gaps
 
     gaps, agaps = transaction_twins(_gaps)
@@ -370,7 +366,7 @@ class FifoReceiver:
 
         Then `drain` delivers the messages that waited behind them.
         """
-        pair = {"receiver": self.name, "sender": named("sender", sender)}
+        pair = {"receiver": self.name, "sender": stored_name("sender", sender)}
         check.count("to", to)
         rows = yield NamedQuery("fifo.place", pair)
         if not rows or rows[0][1] >= to:
@@ -419,15 +415,15 @@ class FifoReceiver:
         """
         return {"receiver": self.name, "window": self.window, **self._counts}
 
-    def _tell(self, sender: str, position: Position, age: float, to: int | None) -> None:
+    def _report_gap(self, sender: str, position: Position, age: float, to: int | None) -> None:
         """Report a gap, once per process while it is open."""
         with self._mutex:
-            if to is None and self._acknowledged.get(sender) == position:
+            if to is None and self._reported_gaps.get(sender) == position:
                 return
-            self._acknowledged[sender] = position
-            self._acknowledged.move_to_end(sender)
-            if len(self._acknowledged) > MOST_ACKNOWLEDGED:
-                self._acknowledged.popitem(last=False)
+            self._reported_gaps[sender] = position
+            self._reported_gaps.move_to_end(sender)
+            if len(self._reported_gaps) > MOST_REPORTED:
+                self._reported_gaps.popitem(last=False)
             self._counts["gaps"] += 1
         gap = {"sender": sender, **position._asdict(), "age": age, "skipped_to": to}
         emit(FifoGap, self.name, **gap)
@@ -477,9 +473,9 @@ class _Receiving(TransactionBlock[Received]):
         self._message = message
         self._pair = {"receiver": receiver.name, "sender": sender}
         self._before = self._after = Position(0, 1)
-        self._skipped_from: Position | None = None
-        self._held: dict[int, int] = {}
-        self._noted = self._version = 0
+        self._skip_from: Position | None = None
+        self._buffered: dict[int, int] = {}
+        self._stored_count = self._version = 0
         self._verdict = "drained"
         self._skipped_to = 0
         self._gap_age = 0.0
@@ -492,51 +488,53 @@ class _Receiving(TransactionBlock[Received]):
             rows = yield NamedQuery("fifo.place", self._pair)
         if not rows:
             return self._received("drained", [])
-        epoch, expected, self._noted, now, self._version = rows[0]
+        epoch, expected, self._stored_count, now, self._version = rows[0]
         position = self._before = self._after = Position(epoch, expected)
-        if self._noted:
+        if self._stored_count:
             wanted = {"epoch": epoch, "expected": expected, "most": WIDEST}
-            self._held = dict((yield NamedQuery("fifo.buffered", {**self._pair, **wanted})))
+            self._buffered = dict((yield NamedQuery("fifo.buffered", {**self._pair, **wanted})))
         verdict = "drained"
         if message is not None:
             position, verdict = judge(
-                position, self._held, receiver.window, message.epoch, message.sequence
+                position, self._buffered, receiver.window, message.epoch, message.sequence
             )
             if position.epoch != epoch:
-                self._held = {}
+                self._buffered = {}
             if verdict in ("delivered", "buffered"):
-                self._held[message.sequence] = now
+                self._buffered[message.sequence] = now
             elif verdict == "duplicate" and message.sequence < position.expected:
-                asked = {"epoch": message.epoch, "sequence": message.sequence}
-                if (yield NamedQuery("fifo.was_skipped", {**self._pair, **asked})):
+                arguments = {"epoch": message.epoch, "sequence": message.sequence}
+                if (yield NamedQuery("fifo.was_skipped", {**self._pair, **arguments})):
                     verdict = "late"
-        position = self._look_at_gap(position, now)
-        length = run_length(position.expected, self._held, receiver.batch)
+        position = self._handle_gap(position, now)
+        length = run_length(position.expected, self._buffered, receiver.batch)
         self._after = Position(position.epoch, position.expected + length)
         messages = yield from self._messages(position.expected, length)
         received = self._received(verdict, messages)
-        received.more = self._after.expected in self._held or bool(
-            length and receiver.on_gap == "skip" and self._behind(self._after, now) != self._after
+        received.more = self._after.expected in self._buffered or bool(
+            length
+            and receiver.on_gap == "skip"
+            and self._after_gap(self._after, now) != self._after
         )
         self._verdict = verdict
         return received
 
-    def _behind(self, position: Position, now: int) -> Position:
+    def _after_gap(self, position: Position, now: int) -> Position:
         """Return the position after a gap that is too old; else the same position."""
-        held = {number: at for number, at in self._held.items() if number >= position.expected}
+        held = {number: at for number, at in self._buffered.items() if number >= position.expected}
         return skip_to(position, held, now, int(self._receiver.gap_timeout * 1_000_000))
 
-    def _look_at_gap(self, position: Position, now: int) -> Position:
+    def _handle_gap(self, position: Position, now: int) -> Position:
         """Report or skip a gap that is too old; return the position to continue from."""
-        receiver, behind = self._receiver, self._behind(position, now)
+        receiver, behind = self._receiver, self._after_gap(position, now)
         if behind == position:
             return position
-        since = gap_since(position, self._held)
+        since = gap_since(position, self._buffered)
         age = 0.0 if since is None else (now - since) / 1_000_000
         if receiver.on_gap == "wait":
-            receiver._tell(self._pair["sender"], position, age, None)
+            receiver._report_gap(self._pair["sender"], position, age, None)
             return position
-        self._skipped_from, self._skipped_to, self._gap_age = position, behind.expected, age
+        self._skip_from, self._skipped_to, self._gap_age = position, behind.expected, age
         return behind
 
     def _messages(self, first: int, length: int) -> Steps[list[FifoMessage]]:
@@ -547,8 +545,10 @@ class _Receiving(TransactionBlock[Received]):
         if message is not None and message.epoch == epoch:
             payloads[message.sequence] = message.payload
         if length > 1 or first not in payloads:
-            asked = {"epoch": epoch, "first": first, "last": first + length - 1}
-            for sequence, payload in (yield NamedQuery("fifo.payloads", {**self._pair, **asked})):
+            arguments = {"epoch": epoch, "first": first, "last": first + length - 1}
+            for sequence, payload in (
+                yield NamedQuery("fifo.payloads", {**self._pair, **arguments})
+            ):
                 payloads[sequence] = bytes(payload)
         numbers = range(first, first + length)
         return [FifoMessage(sender, number, payloads[number], epoch) for number in numbers]
@@ -561,8 +561,8 @@ class _Receiving(TransactionBlock[Received]):
 
     def _end(self) -> Steps[None]:
         message, after, before = self._message, self._after, self._before
-        waiting = sum(number >= after.expected for number in self._held)
-        if (*after, waiting) != (*before, self._noted):
+        waiting = sum(number >= after.expected for number in self._buffered)
+        if (*after, waiting) != (*before, self._stored_count):
             moved = {"epoch": after.epoch, "expected": after.expected, "buffered": waiting}
             moved["version"] = self._version
             if not (yield NamedQuery("fifo.move", {**self._pair, **moved})):
@@ -570,15 +570,15 @@ class _Receiving(TransactionBlock[Received]):
                     f"{self._receiver!r}: the transaction was rolled back inside the block, and"
                     " nothing was received: let the error leave the block instead"
                 )
-        if self._skipped_from is not None:
+        if self._skip_from is not None:
             receiver, behind = self._receiver, self._skipped_to
-            yield from receiver._record(self._pair, self._skipped_from, behind)
-            receiver._tell(self._pair["sender"], self._skipped_from, self._gap_age, behind)
+            yield from receiver._record(self._pair, self._skip_from, behind)
+            receiver._report_gap(self._pair["sender"], self._skip_from, self._gap_age, behind)
         received = self._verdict in ("delivered", "buffered")
         if message is not None and message.sequence >= after.expected and received:
             kept = {"epoch": after.epoch, "sequence": message.sequence, "payload": message.payload}
             yield NamedQuery("fifo.buffer", {**self._pair, **kept})
-        if self._noted and after != before:
+        if self._stored_count and after != before:
             place = {"epoch": after.epoch, "expected": after.expected}
             yield NamedQuery("fifo.drop_buffered", {**self._pair, **place})
         self._count()
@@ -594,8 +594,8 @@ class _Receiving(TransactionBlock[Received]):
             1 if self._after.epoch != self._before.epoch else self._before.expected
         )
         skipped = 0
-        if self._skipped_from is not None:
-            skipped = self._skipped_to - self._skipped_from.expected
+        if self._skip_from is not None:
+            skipped = self._skipped_to - self._skip_from.expected
         with self._receiver._mutex:
             counts = self._receiver._counts
             counts["skipped"] += skipped

@@ -22,7 +22,8 @@ from seawall._forks import survives_fork
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import Connection, NamedQuery
 from seawall.durable.database.database import Database, checked_database
-from seawall.durable.database.transaction_block import TransactionBlock, named
+from seawall.durable.database.statements import stored_name
+from seawall.durable.database.transaction_block import TransactionBlock
 from seawall.durable.database.twins import transaction_twins, twins
 from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
@@ -60,17 +61,17 @@ class Inbox:
         block. For a blocking connection, write `with`. If the block raises, the message counts as
         not processed, even if the transaction is then committed.
         """
-        noting = {
-            "consumer": named("consumer", consumer),
+        record = {
+            "consumer": stored_name("consumer", consumer),
             "message": _digest(message_id),
             "token": token_bytes(16),
         }
-        return _Once(self, self.database.connection(conn), noting)
+        return _Once(self, self.database.connection(conn), record)
 
     def _seen(self, consumer: str, message_id: str) -> Steps[bool]:
         """Return whether a message was processed, according to the committed records."""
-        asked = {"consumer": named("consumer", consumer), "message": _digest(message_id)}
-        return bool((yield NamedQuery("inbox.seen", asked)))
+        arguments = {"consumer": stored_name("consumer", consumer), "message": _digest(message_id)}
+        return bool((yield NamedQuery("inbox.seen", arguments)))
 
     seen, aseen = transaction_twins(_seen)
 
@@ -110,26 +111,26 @@ class Inbox:
 class _Once(TransactionBlock[bool]):
     """One delivery."""
 
-    def __init__(self, inbox: Inbox, connection: Connection, noting: dict[str, Any]) -> None:
+    def __init__(self, inbox: Inbox, connection: Connection, record: dict[str, Any]) -> None:
         super().__init__(connection)
         self._inbox = inbox
-        self._noting = noting
+        self._record = record
         self._first: bool | None = None
 
     def _begin(self) -> Steps[bool]:
         ttl = int(self._inbox.ttl * 1_000_000)
-        first = self._first = bool((yield NamedQuery("inbox.note", {**self._noting, "ttl": ttl})))
+        first = self._first = bool((yield NamedQuery("inbox.note", {**self._record, "ttl": ttl})))
         return first
 
     def _end(self) -> Steps[None]:
-        self._inbox._count("handled" if self._first else "duplicates", self._noting["consumer"])
+        self._inbox._count("handled" if self._first else "duplicates", self._record["consumer"])
         return
         yield
 
     def _undo(self) -> Steps[None]:
-        self._inbox._count("failed", self._noting["consumer"])
+        self._inbox._count("failed", self._record["consumer"])
         if self._first is not False:  # None: cancelled while asking, so it may have been recorded
-            yield NamedQuery("inbox.forget", self._noting)
+            yield NamedQuery("inbox.forget", self._record)
 
 
 def _digest(message_id: str) -> bytes:

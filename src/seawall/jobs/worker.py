@@ -27,11 +27,10 @@ from seawall.jobs.encoding import MOST_TEXT
 from seawall.jobs.queue import JobQueue
 from seawall.jobs.records import Claim
 from seawall.jobs.wakeups import READY
-from seawall.jobs.worker_loop import OUTAGE, PAUSE, Backoffs, WorkerLoop, WorkRun
+from seawall.jobs.worker_loop import PAUSE, Backoffs, WorkerLoop, WorkRun
 from seawall.models.backoff import above_floor
 from seawall.models.shedding.codel import REREAD, QueueShed, check_queue_shed
 from seawall.resources.executors.executors import IoPool
-from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
 from seawall.runtime.stats import ResponseTimes
 
@@ -57,6 +56,8 @@ class JobRun(WorkRun):
     """Whether the job waited too long and must not be started."""
     returned = False
     """Whether the handler has ended, by return or exception."""
+    began = 0.0
+    """When its execution began."""
     state = ""
     """The job's state after its outcome was reported to the queue."""
 
@@ -98,7 +99,7 @@ class Worker(WorkerLoop[JobRun]):
         self.shed = check_queue_shed(shed)
         self._times = ResponseTimes(TIMES_WINDOW)
         self._discipline = None if shed is None else shed.start(self._times.quantile(0.5))
-        self._look_at = -inf
+        self._read_age_at = -inf
         self._oldest_age = 0.0
         self.lease = check.seconds("lease", lease)
         if self.lease > queue.keep:
@@ -140,7 +141,7 @@ class Worker(WorkerLoop[JobRun]):
         oldest = 0.0 if self._discipline is None else await self._oldest()
         queue = self.queue
         steps = queue._claim_until(lambda: self._stopped, free, self.lease, CLAIM_WAIT)  # noqa: SLF001
-        return self._judged(await queue._async(steps), oldest)  # noqa: SLF001 - same package
+        return self._mark_shed(await queue._async(steps), oldest)  # noqa: SLF001 - same package
 
     def _interrupt_claim(self) -> None:
         self.queue._wakeups.ring(READY)  # noqa: SLF001 - same package
@@ -155,12 +156,12 @@ class Worker(WorkerLoop[JobRun]):
     async def _oldest(self) -> float:
         """Return how long the longest waiting job has waited; read at most every 0.1 s."""
         now = self._clock.now()
-        if now >= self._look_at:
-            self._look_at = now + REREAD
+        if now >= self._read_age_at:
+            self._read_age_at = now + REREAD
             self._oldest_age = (await self.queue.asnapshot())["oldest"]
         return self._oldest_age
 
-    def _judged(self, claims: list[Claim], oldest: float) -> list[JobRun]:
+    def _mark_shed(self, claims: list[Claim], oldest: float) -> list[JobRun]:
         """Mark the jobs that have waited too long, by the rule of `shed`.
 
         The rule also looks at the queue's longest waiting job: urgent ones overtake it.
@@ -195,39 +196,18 @@ class Worker(WorkerLoop[JobRun]):
         except JobLost:
             run.lose()
         except StoreUnavailable:
-            if self._clock.now() >= run.claim.until:
-                run.lose()
             return False
         return True
 
     # Executing
 
-    async def _execute(self, run: JobRun) -> str:
-        import asyncio
-
-        if run.to_return:
-            return await self._give_back(run)
-        if run.shed:
-            run.settling = True
-            reason = f"shed: it waited for {run.claim.waited:.3g} s in a queue that does not drain"
-            return await self._report(run, "shed", self.queue.anack, reason=reason, retry=False)
-        began = self._clock.now()
-        try:
-            with deadline(run.claim.time_left, clock=self._clock):
-                result = await self._call(run)
-        except asyncio.CancelledError as error:
-            run.settling = True
-            if self._is_interrupted(run, error) and run.to_return:
-                return await self._give_back(run)
-            return await self._failed(run, error)
-        except Exception as error:  # noqa: BLE001 - an error of the job: reported to the queue
-            run.settling = True
-            return await self._failed(run, error)
+    async def _reject(self, run: JobRun) -> str | None:
+        run.began = self._clock.now()
+        if not run.shed:
+            return None
         run.settling = True
-        outcome = await self._succeeded(run, result)
-        if outcome == "done":
-            self._times.add(self._clock.now() - began)
-        return outcome
+        reason = f"shed: it waited for {run.claim.waited:.3g} s in a queue that does not drain"
+        return await self._report(run, "shed", self.queue.anack, reason=reason, retry=False)
 
     async def _call(self, run: JobRun) -> Any:
         handler, pool = self._handler, self._threads
@@ -243,31 +223,33 @@ class Worker(WorkerLoop[JobRun]):
         async def work(claim: Claim) -> Any:
             return await (begin(claim) if pool is None else pool.arun(begin, claim))
 
-        if self._guard is None:
-            return await work(run.claim)
-        return await self._guard.acall(work, run.claim)
+        with deadline(run.claim.time_left, clock=self._clock):
+            if self._guard is None:
+                return await work(run.claim)
+            return await self._guard.acall(work, run.claim)
 
-    async def _give_back(self, run: JobRun) -> str:
-        if run.in_thread and run.begun:
-            return "lost"  # its thread is still running: free only when the lease expires
-        return await self._report(run, "returned", self.queue.anack, counted=False)
+    async def _return_claim(self, run: JobRun, delay: float) -> str:
+        anack = self.queue.anack
+        return await self._report(run, "returned", anack, delay=delay, counted=False)
 
     async def _succeeded(self, run: JobRun, result: Any) -> str:
         try:
-            return await self._report(run, "done", self.queue.aack, result)
+            outcome = await self._report(run, "done", self.queue.aack, result)
         except Exception as error:  # noqa: BLE001 - an unstorable result fails the job
             how = {"reason": f"the result cannot be kept: {described(error, MOST_TEXT)}"}
             outcome = await self._report(run, "failed", self.queue.anack, **how, retry=False)
             self._log_failure(run, error, 0.0)
-            return outcome
+        if outcome == "done":
+            self._times.add(self._clock.now() - run.began)
+        return outcome
 
     async def _failed(self, run: JobRun, error: BaseException) -> str:
         # A guard gave up on a thread that still runs: no other worker may start the job until it
         # ends.
         while run.in_thread and run.begun and not run.returned:
-            if run.wanted != "nothing":
+            if run.stop_reason is not None:
                 return "lost"
-            await self._news_within(THREAD_LOOK)
+            await self._wait_for_news(THREAD_LOOK)
         if self._refused(run, error):
             asked = getattr(error, "retry_after", None)
             pause = min(max(PAUSE if asked is None else asked, SHORTEST_PAUSE), LONGEST_PAUSE)
@@ -295,23 +277,20 @@ class Worker(WorkerLoop[JobRun]):
         self, run: JobRun, outcome: str, verb: Callable[..., Any], *args: Any, **how: Any
     ) -> str:
         """Report an outcome until the lease expires; return it, or "lost" if it is refused."""
-        delays = OUTAGE.delays(self._rng.random)
-        tried = False
-        while not run.lost:
+
+        async def report(unsure: bool) -> str:  # noqa: FBT001 - as it is called
             try:
                 run.state = await verb(run.claim, *args, **how) or ""
             except JobLost as error:
                 run.state = error.state
                 # An earlier report may have succeeded although its answer was lost: the job is in
                 # our state.
-                ours = tried and outcome != "done" and error.state in ("waiting", "delayed", "dead")
-                return outcome if ours else "lost"
+                stored = unsure and error.state in ("waiting", "delayed", "dead")
+                return outcome if stored and outcome != "done" else "lost"
             except StoreUnavailable:
-                left = min(run.claim.until, self._tell_until) - self._clock.now()
-                if left <= 0 or self.queue._closed:  # noqa: SLF001 - same package
-                    break
-                await sleep_async(min(next(delays), left))
-                tried = True
-            else:
-                return outcome
-        return "lost"
+                if self.queue._closed:  # noqa: SLF001 - same package
+                    return "lost"
+                raise
+            return outcome
+
+        return await self._until_answered(run, report, StoreUnavailable) or "lost"

@@ -4,16 +4,19 @@ Promises:
 
 - At most `concurrency` items of work run at once.
 - A claim is never cut off in the middle, or its work would be blocked for a whole lease.
+- Work whose claim has ended is stopped on time, also while the store hangs.
+- Work that this worker interrupts in order to give it back has not failed, whatever it raises then.
 - Stopping finishes what it can within the grace period, gives the rest back, and ends in any case.
 - While the store is unreachable, the loop keeps trying.
 
-A subclass claims (`_claim`), executes and reports (`_execute`), and renews (`_renew`).
+A subclass claims (`_claim`), calls the function (`_call`), reports outcomes (`_succeeded`,
+`_failed`, `_return_claim`) and renews (`_renew`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import inf
@@ -26,6 +29,7 @@ from seawall.clock import Clock, new_random
 from seawall.jobs.records import Claim
 from seawall.models.backoff import Backoff, as_backoff, full_jitter
 from seawall.resources.executors.executors import IoPool
+from seawall.runtime.driver import sleep_async
 from seawall.runtime.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ PAUSE: Final = 1.0
 """Pause in seconds where nothing says how long to wait, or if the user's backoff fails."""
 LOOK: Final = 1.0
 """Seconds between two looks at what changes without notice, such as the end of a thread."""
-TELLING: Final = 2.0
+REPORT_TIME: Final = 2.0
 """Seconds after the grace period for reporting outcomes; then the worker ends in any case."""
 LEAVING: Final = 0.1
 """Seconds for cancelled tasks to end; tasks that still run then are abandoned."""
@@ -56,7 +60,8 @@ class WorkRun:
         self.claim = claim
         self.in_thread = in_thread
         self.task: asyncio.Task[None] | None = None
-        self.wanted: Literal["nothing", "to cancel", "to return", "to stop"] = "nothing"
+        self.stop_reason: Literal["cancelled", "given back", "lost"] | None = None
+        """Why this worker has interrupted the work, if it has."""
         self.begun = False
         """Whether the function was called, which makes this an attempt."""
         self.settling = False
@@ -68,23 +73,23 @@ class WorkRun:
     @property
     def lost(self) -> bool:
         """Whether the claim is no longer this worker's."""
-        return self.wanted == "to stop"
+        return self.stop_reason == "lost"
 
     @property
     def to_return(self) -> bool:
         """Whether the work is to be given back."""
-        return self.wanted == "to return"
+        return self.stop_reason == "given back"
 
     def lose(self) -> None:
         """Stop the work, because another worker owns it now."""
-        already, self.wanted = self.wanted, "to stop"
-        if already in ("nothing", "to cancel"):
+        before, self.stop_reason = self.stop_reason, "lost"
+        if before in (None, "cancelled"):
             self._interrupt()
 
     def give_back(self) -> None:
         """Stop the work and give it back. A thread runs on: its work is free after the lease."""
-        if self.wanted in ("nothing", "to cancel"):
-            self.wanted = "to return"
+        if self.stop_reason in (None, "cancelled"):
+            self.stop_reason = "given back"
             self._interrupt()
 
     def _interrupt(self) -> None:
@@ -94,6 +99,7 @@ class WorkRun:
 
 
 R = TypeVar("R", bound=WorkRun)
+T = TypeVar("T")
 
 
 class WorkerLoop(Generic[R]):
@@ -116,12 +122,14 @@ class WorkerLoop(Generic[R]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._beats: asyncio.Event | None = None
-        self._halt: asyncio.Event | None = None
+        self._stopping: asyncio.Event | None = None
         self._stopped = False
         self._asked_to_stop = False
         """Whether `stop` was called, rather than a single claim cancelled."""
-        self._end_at = self._tell_until = inf
+        self._end_at = self._report_until = inf
         self._resume_at = -inf
+        self._renewal: asyncio.Task[bool] | None = None
+        """The renewal that is in progress, even if it hangs."""
 
     # What a subclass does
 
@@ -129,8 +137,24 @@ class WorkerLoop(Generic[R]):
         """Claim up to `free` items of work; raise if the store does not answer."""
         raise NotImplementedError
 
-    async def _execute(self, run: R) -> str:
-        """Execute and report one item; return the name of its outcome."""
+    async def _reject(self, run: R) -> str | None:
+        """Report work that must not be started, and return its outcome; None if it may start."""
+        return None
+
+    async def _call(self, run: R) -> Any:
+        """Call the function; set `run.begun` when it starts."""
+        raise NotImplementedError
+
+    async def _succeeded(self, run: R, result: Any) -> str:
+        """Report the result; return the name of the outcome."""
+        raise NotImplementedError
+
+    async def _failed(self, run: R, error: BaseException) -> str:
+        """Report why the function failed or was not called; return the outcome."""
+        raise NotImplementedError
+
+    async def _return_claim(self, run: R, delay: float) -> str:
+        """Report that the work was not attempted and is free after `delay`; return the outcome."""
         raise NotImplementedError
 
     async def _renew(self, runs: list[R]) -> bool:
@@ -201,13 +225,13 @@ class WorkerLoop(Generic[R]):
     def _stop_at(self, instant: float) -> None:
         self._end_at = min(self._end_at, instant)
         self._stopped = True
-        self._call_soon(self._halted)
+        self._call_soon(self._on_stop)
 
-    def _halted(self) -> None:
-        if self._halt is not None and self._news is not None:
+    def _on_stop(self) -> None:
+        if self._stopping is not None and self._news is not None:
             self._news.set()
-            if not self._halt.is_set():
-                self._halt.set()
+            if not self._stopping.is_set():
+                self._stopping.set()
                 self._interrupt_claim()
 
     def _wake(self) -> bool:
@@ -227,7 +251,7 @@ class WorkerLoop(Generic[R]):
             return False  # the loop is closed, so the worker has stopped
         return True
 
-    async def _news_within(self, seconds: float, event: asyncio.Event | None = None) -> bool:
+    async def _wait_for_news(self, seconds: float, event: asyncio.Event | None = None) -> bool:
         """Wait for news (work ended, there is work, stopped) or `event`; return whether it came."""
         import asyncio
 
@@ -242,11 +266,11 @@ class WorkerLoop(Generic[R]):
         waited.clear()
         return came
 
-    async def _nap(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or until stopped."""
         until = self._clock.now() + seconds
         while not self._stopped and (left := until - self._clock.now()) > INSTANT:
-            await self._news_within(left)
+            await self._wait_for_news(left)
 
     async def _session(self, *, once: bool) -> int:
         """Run until stopped, or for one claim; return how many items were started."""
@@ -255,27 +279,27 @@ class WorkerLoop(Generic[R]):
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another {type(self).__name__}")
         self._loop = asyncio.get_running_loop()
-        self._news, self._beats, self._halt = (asyncio.Event() for _ in range(3))
+        self._news, self._beats, self._stopping = (asyncio.Event() for _ in range(3))
         with self._notified():
             fetching = asyncio.create_task(self._fetch(once=once))
             beating = asyncio.create_task(self._beat())
-            halting = asyncio.create_task(self._halt.wait())
+            halting = asyncio.create_task(self._stopping.wait())
             aside = [beating, halting, *([] if once else self._background())]
             try:
                 tasks = [fetching, beating, halting]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 while once and self._runs and not self._stopped:
-                    await self._news_within(LOOK)
+                    await self._wait_for_news(LOOK)
             finally:
                 if not self._stopped and (not once or not fetching.done() or self._runs):
                     self._stop_at(self._clock.now())  # cancelled or failed: no grace period
                 try:
                     await self._wind_up(fetching, *aside)
                 finally:
-                    self._loop = self._news = self._beats = self._halt = None
+                    self._loop = self._news = self._beats = self._stopping = None
                     if once and not self._asked_to_stop:  # the next single claim begins anew
                         self._stopped = False
-                        self._end_at = self._tell_until = inf
+                        self._end_at = self._report_until = inf
                     pool, self._pool = self._pool, None
                     if pool is not None:
                         pool.close(0.0)
@@ -297,7 +321,7 @@ class WorkerLoop(Generic[R]):
                 self._unreachable(error)
                 if once:
                     break
-                await self._nap(next(outages))
+                await self._sleep(next(outages))
                 continue
             self._reached()
             outages = OUTAGE.delays(self._rng.random)
@@ -318,11 +342,11 @@ class WorkerLoop(Generic[R]):
             if once:
                 return 0 if pause > 0 else max(free, 0)
             if pause > INSTANT:
-                await self._nap(pause)
+                await self._sleep(pause)
             elif free > 0:
                 return free
             else:
-                await self._news_within(LOOK)
+                await self._wait_for_news(LOOK)
         return 0
 
     def _begin(self, run: R) -> None:
@@ -341,20 +365,123 @@ class WorkerLoop(Generic[R]):
             log = logging.getLogger("seawall")
             log.error("%r: %r: %s", self, run.claim, described(error))  # noqa: TRY400 - see there
         finally:
-            self._counts[outcome] += 1
             self._runs.discard(run)
+            self._counts[outcome if outcome in self._counts else "lost"] += 1
             if self._news is not None:
                 self._news.set()
+
+    async def _execute(self, run: R) -> str:
+        """Execute and report one item; return the name of its outcome."""
+        import asyncio
+
+        if run.to_return:
+            return await self._give_back(run)
+        rejected = await self._reject(run)
+        if rejected is not None:
+            return rejected
+        try:
+            result = await self._call(run)
+        except asyncio.CancelledError as error:
+            self._accept_interruption(run, error)
+            return await self._raised(run, error, interrupted=True)
+        except Exception as error:  # noqa: BLE001 - an error of the function: reported
+            # A coroutine may turn its cancellation into another error; a thread is not interrupted.
+            return await self._raised(run, error, interrupted=not run.in_thread)
+        run.settling = True
+        return "lost" if run.lost else await self._succeeded(run, result)
+
+    async def _raised(self, run: R, error: BaseException, *, interrupted: bool) -> str:
+        run.settling = True
+        if run.lost:
+            return "lost"
+        if run.to_return and interrupted:
+            return await self._give_back(run)
+        return await self._failed(run, error)
+
+    def _accept_interruption(self, run: R, error: BaseException) -> None:
+        """Undo this worker's cancellation of `run`; raise `error` if something outside did it."""
+        task = run.task
+        if task is None or not task.cancelling():
+            return  # the function itself raised it
+        if run.stop_reason is None:
+            raise error  # as when the event loop ends: no time is left
+        while task.cancelling():
+            task.uncancel()
+
+    async def _give_back(self, run: R, delay: float = 0.0) -> str:
+        if run.in_thread and run.begun:
+            return "lost"  # its thread is still running: free only when the lease expires
+        return await self._return_claim(run, delay)
+
+    async def _until_answered(
+        self, run: R, report: Callable[[bool], Awaitable[T]], outage: type[Exception] = Exception
+    ) -> T | None:
+        """Repeat `report(unsure)` while it raises `outage`; None if the claim has ended before.
+
+        It is `unsure` if an earlier report may have arrived although its answer was lost.
+        """
+        delays = OUTAGE.delays(self._rng.random)
+        unsure = False
+        while not run.lost:
+            try:
+                return await report(unsure)
+            except outage as error:
+                unsure = True
+                left = min(run.claim.until, self._report_until) - self._clock.now()
+                if left <= 0:
+                    log = logging.getLogger("seawall")
+                    text = "%r: %r: its outcome was not stored: %s"
+                    log.warning(text, self, run.claim, described(error))
+                    break
+                await sleep_async(min(next(delays), left))
+        return None
+
+    # Renewing
 
     async def _beat(self) -> None:
         """Renew claims forever; more often while the store is unreachable."""
         answered = True
-        while True:
+        try:
+            while True:
+                now = self._clock.now()
+                runs = [run for run in self._runs if not (run.lost or run.settling)]
+                ends = [run.claim.until - now for run in runs]
+                nap = min([self._beat_after(answered=answered), *ends])
+                await self._wait_for_news(nap, self._beats)
+                answered = await self._renew_in_time([run for run in self._runs if not run.lost])
+        finally:
+            if self._renewal is not None:
+                self._renewal.cancel()
+
+    async def _renew_in_time(self, runs: list[R]) -> bool:
+        """Renew claims, and stop work whose claim has ended; return whether the store answered.
+
+        A renewal that hangs is not waited for, and no other one begins before its end: a blocking
+        driver keeps its thread.
+        """
+        import asyncio
+
+        if not runs:
+            return True
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew(runs))
+        now = self._clock.now()
+        # A third of a lease: there is time for another attempt; less if a claim ends before.
+        waits = [run.claim.lease / 3 for run in runs]
+        waits += [left for run in runs if (left := run.claim.until - now) > 0]
+        await asyncio.wait([self._renewal], timeout=min(waits))
+        answered = False
+        if self._renewal.done():
+            renewal, self._renewal = self._renewal, None
+            answered = not renewal.cancelled() and renewal.result()
+        else:
+            self._renewal.cancel()
+        if not answered:
             now = self._clock.now()
-            ends = [run.claim.until - now for run in self._runs if not (run.lost or run.settling)]
-            nap = min([self._beat_after(answered=answered), *ends])
-            await self._news_within(nap, self._beats)
-            answered = await self._renew([run for run in self._runs if not run.lost])
+            for run in runs:
+                if not run.settling and run.claim.until <= now:
+                    run.lose()
+        return answered
 
     async def _wind_up(self, fetching: asyncio.Task[int], *aside: asyncio.Task[Any]) -> None:
         """Wait out the grace period, then give work back, then end; `aside` runs until then."""
@@ -367,14 +494,14 @@ class WorkerLoop(Generic[R]):
             left = max(0.0, self._end_at - self._clock.now()) if self._stopped else 0.0
             await asyncio.wait([fetching], timeout=left)
             while self._runs and (left := self._end_at - self._clock.now()) > INSTANT:
-                await self._news_within(left)
-            self._tell_until = self._end_at + TELLING
+                await self._wait_for_news(left)
+            self._report_until = self._end_at + REPORT_TIME
             for run in list(self._runs):
                 run.give_back()
             # A claim that hangs must not take the time of giving back: both go on at once.
-            await asyncio.wait([fetching], timeout=max(0.0, self._tell_until - self._clock.now()))
-            while self._runs and (left := self._tell_until - self._clock.now()) > INSTANT:
-                await self._news_within(left)
+            await asyncio.wait([fetching], timeout=max(0.0, self._report_until - self._clock.now()))
+            while self._runs and (left := self._report_until - self._clock.now()) > INSTANT:
+                await self._wait_for_news(left)
         finally:
             # Even if cancelled again: no work may run on without a renewed lease.
             for run in list(self._runs):
@@ -389,17 +516,6 @@ class WorkerLoop(Generic[R]):
         if self._pool is None:
             self._pool = IoPool(name, workers=workers, clock=self._clock)
         return await self._pool.arun(function)
-
-    def _is_interrupted(self, run: R, error: BaseException) -> bool:
-        """Return whether this worker cancelled `run`; raise `error` if something outside did."""
-        task = run.task
-        if task is None or not task.cancelling():
-            return False  # the function itself raised it
-        if run.wanted == "nothing":
-            raise error  # as when the event loop ends: no time is left
-        while task.cancelling():
-            task.uncancel()
-        return True
 
     def _pause_after(self, attempt: int, *, floor: float = 0.0, longest: float) -> float:
         """Return the pause after a failed attempt, by the backoff, but at least `floor`."""

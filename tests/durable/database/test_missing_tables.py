@@ -169,6 +169,6 @@ def test_it_is_said_also_after_an_outage(said: Any):
     missing = TablesMissing("there is no table x")
     for error in (OSError("away"), OSError("away"), missing, missing, OSError("away")):
         trouble.failed(None, "the database", error)
-    trouble.well(None)
+    trouble.succeeded(None)
     trouble.failed(None, "the database", OSError("away"))
     assert [level for level, _ in said()] == ["WARNING", "ERROR", "INFO", "WARNING"]

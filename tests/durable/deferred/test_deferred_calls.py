@@ -12,7 +12,12 @@ from seawall import Breaker, Fallback, Guard, subscribe
 from seawall.context import idempotency_key, tenant
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable import deferred as deferred_worker
-from seawall.durable.deferred import DeferredCall, DeferredCalls, DeferredCallWorker, redoing
+from seawall.durable.deferred import (
+    DeferredCall,
+    DeferredCalls,
+    DeferredCallWorker,
+    executing_queues,
+)
 from seawall.errors import DeferredCallsFull
 from seawall.events import JobDied
 from tests.durable.conftest import Opening
@@ -150,7 +155,7 @@ def test_a_call_that_is_done_is_not_stored_again(tmp_path: Path, *, other: bool)
     asyncio.run(worker.run_once())
     assert later.counts()["waiting"] == 1
     assert worker.snapshot()["failed"] == 1
-    assert redoing.get() == ()
+    assert executing_queues.get() == ()
     source.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -17,6 +16,7 @@ from seawall.durable import Database, Sqlite, migrate
 from seawall.durable import deferred as deferred_worker
 from seawall.durable.deferred import DeferredCalls, DeferredCallWorker
 from seawall.events import JobDied
+from seawall.jobs import worker_loop
 from tests.durable.conftest import Opening
 from tests.durable.deferred.support import Vendor, at
 
@@ -35,9 +35,9 @@ def test_one_that_is_revived_does_not_overtake_the_one_at_work(opening: Opening)
             (at_work,) = await worker._claim(1)
             assert await later.aretry((await later.adead())[0].id)
             assert await worker._claim(1) == []
-            await worker._report(at_work.claim, None)
+            await worker._succeeded(at_work, None)
             (revived,) = await worker._claim(1)
-            assert json.loads(revived.claim.payload)[0] < json.loads(at_work.claim.payload)[0]
+            assert revived.claim.payload[0] < at_work.claim.payload[0]
 
     asyncio.run(main())
 
@@ -62,7 +62,7 @@ def test_a_word_that_got_lost_is_said_again(opening: Opening, monkeypatch: pytes
             async def no_time(_seconds: float) -> None: ...
 
             monkeypatch.setattr(worker, "_change", unheard)
-            monkeypatch.setattr(deferred_worker, "sleep_async", no_time)
+            monkeypatch.setattr(worker_loop, "sleep_async", no_time)
             await later.astore(1)
             await worker.run_once()
             assert [event.cause for event in told] == ["ConnectionError: no route"]
@@ -112,14 +112,13 @@ def test_a_database_that_hangs_ends_the_claim_in_time(
 
 
 def test_a_worker_removes_what_is_over(opening: Opening, monkeypatch: pytest.MonkeyPatch):
-    """What was done and is past its time goes by itself, a batch at a time."""
+    """A running worker removes calls that are done and past their time."""
 
     async def main() -> None:
         async with opening() as database:
             await at(database, 0)
             later, vendor = DeferredCalls(database, "receipts", delay=0, ttl=1), Vendor()
-            monkeypatch.setattr(deferred_worker, "CLEANED", 2)
-            monkeypatch.setattr(deferred_worker, "CLEANING", 0.01)
+            monkeypatch.setattr(deferred_worker, "CLEAN_EVERY", 0.01)
             for order in range(3):
                 with idempotency_key(str(order)):
                     await later.astore(order)

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seawall import Cache, CircuitOpen, Fallback, Guard
+from seawall.clock import VirtualClock
 from seawall.context import idempotency_key
 from seawall.durable import Database, Sqlite, migrate
-from seawall.durable import deferred as deferred_worker
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.deferred import DeferredCalls, DeferredCallWorker
+from seawall.jobs import worker_loop
 from tests.durable.conftest import Opening
 from tests.durable.deferred.support import Vendor, at
 from tests.support import falsified
@@ -44,8 +45,8 @@ def test_a_crashed_worker_is_taken_over_and_refused(opening: Opening):
             assert await second.run_once() == 1
             assert vendor.done == [(1, "", "k", None)]
             assert not await first._change(claim, "renew", lease=10)
-            assert await first._report(claim, None) == "lost"
-            assert await first._report(claim, ConnectionError("late")) == "lost"
+            assert await first._succeeded(run, None) == "lost"
+            assert await first._failed(run, ConnectionError("late")) == "lost"
             assert (await later.acounts())["done"] == 1
 
     asyncio.run(main())
@@ -212,27 +213,30 @@ def test_an_outage_of_the_database_is_survived(
 ):
     """Nothing is claimed while it is away; what cannot be told is done again after the lease."""
     source = Sqlite(tmp_path / "deferred_calls.db")
-    database = Database(source, name="later")
+    clock = VirtualClock()
+    database = Database(source, name="later", clock=clock)
     migrate(database)
     later, vendor = DeferredCalls(database, "receipts", delay=0), Vendor()
     later.store(1)
-    worker = DeferredCallWorker(later, vendor.send)
+    worker = DeferredCallWorker(later, vendor.send, lease=30.0)
     pauses: list[float] = []
 
-    async def no_time(seconds: float) -> None:
+    async def let_pass(seconds: float) -> None:
         pauses.append(seconds)
+        clock.advance(seconds)
 
     async def away(*_: Any) -> Any:
         raise OSError("no route")
 
-    monkeypatch.setattr(deferred_worker, "sleep_async", no_time)
+    monkeypatch.setattr(worker_loop, "sleep_async", let_pass)
     caplog.set_level(logging.CRITICAL, "seawall")
     (run,) = asyncio.run(worker._claim(1))
     with monkeypatch.context() as patch:
         patch.setattr(database, "arun", away)
         assert asyncio.run(worker.run_once()) == 0
         asyncio.run(worker._work(run))
-    assert (len(vendor.done), len(pauses)) == (1, deferred_worker.TELLINGS - 1)
+    assert len(vendor.done) == 1
+    assert sum(pauses) == pytest.approx(30.0)
     assert worker.snapshot()["done"] == 0
     assert later.counts()["waiting"] == 1
     source.close()
@@ -308,7 +312,7 @@ def none_lost(folder: Path, history: list[str], *, fenced: bool = True) -> None:
             elif what == "crash":
                 late += asyncio.run(worker._claim(1))
             elif what == "die" and late:  # it was not dead after all, and says how it went
-                asyncio.run(worker._report(late.pop(0).claim, ConnectionError("late")))
+                asyncio.run(worker._failed(late.pop(0), ConnectionError("late")))
             elif what in ("fail", "refuse", "done"):
                 outcome = what
                 asyncio.run(worker.run_once())

@@ -70,7 +70,7 @@ def slow(local: Idempotency, meanwhile: Any) -> Any:
     """Reserve with payload "a"; `meanwhile` happens after the look that found it free."""
 
     def steps() -> Any:
-        own = records.reserve(local._wanted("t", "o", "k", "a"), local.terms)
+        own = records.reserve(local._key_request("t", "o", "k", "a"), local.terms)
         asked = next(own)
         while asked.which != "idempotency.take_over":
             asked = own.send((yield asked))
@@ -184,7 +184,7 @@ def test_who_is_cancelled_ends_also_without_a_database(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Giving back what may have been taken is tried for a while, not for as long as it takes."""
-    monkeypatch.setattr(module, "WITHDRAWING", 0.02)
+    monkeypatch.setattr(module, "WITHDRAW_TIMEOUT", 0.02)
 
     async def main() -> None:
         async with opening_by("asyncpg", postgres, tmp_path)() as database:

@@ -23,7 +23,7 @@ from seawall.durable import (
     Sqlite,
     migrate,
 )
-from seawall.durable.database.outage_log import MOST, PATIENCE, OutageLog
+from seawall.durable.database.outage_log import MOST, RETRY_SLACK, OutageLog
 from seawall.durable.outbox import dispatcher as _outbox_page
 from seawall.events import EventDied, OutboxBlocked
 from tests.durable.conftest import Opening, opening_by
@@ -364,12 +364,12 @@ def test_what_others_have_mended_is_not_waited_for(said: Any):
     for key in range(MOST + 10):
         trouble.failed(key, f"job {key}", ValueError("no"), delay=5.0)
     assert len(trouble._failing) == MOST
-    trouble.well("another")
-    clock.advance(5.0 + PATIENCE)
-    trouble.well("another")
+    trouble.succeeded("another")
+    clock.advance(5.0 + RETRY_SLACK)
+    trouble.succeeded("another")
     assert [level for level, _ in said()] == ["WARNING", "INFO"]
-    trouble.failed(1, "job 1", "not taken", final=True)
-    trouble.well(2)
+    trouble.failed(1, "job 1", "not taken")
+    trouble.succeeded(1)
     assert [level for level, _ in said()] == ["WARNING", "INFO"] * 2
 
 

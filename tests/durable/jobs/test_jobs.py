@@ -261,7 +261,7 @@ def test_what_was_taken_meanwhile_is_not_taken_again(
         async with opening_by(driver, postgres, tmp_path)() as database:
             jobs = Jobs(database)
             await jobs.asubmit(None, "report", scope="acme")
-            slow = steps.claiming(["report"], 1, "slow", LEASE, TTL)
+            slow = steps.claim_due(["report"], 1, "slow", LEASE, TTL)
             found = await database.arun(asking(next(slow)))
             assert len(await jobs.aclaim(["report"], owner="quick")) == 1
             assert await database.arun(asking(slow.send(found))) == []
@@ -349,8 +349,8 @@ def test_processes_together_are_over_the_bound_by_little(most: int, submits: Any
     for who, passed in submits:
         clock.advance(passed)
         room = rooms[who]
-        if room.wants_a_look():
-            room.found(min(there, most))
+        if room.is_count_due():
+            room.set_count(min(there, most))
         there += room.take()
     assert there <= most + 2 * max(1, most // 16)
 
@@ -563,7 +563,7 @@ class Both:
         elif operation == "cancel":
             try:
                 _, effect = await self.world.database.arun(
-                    lambda: steps.cancelling(self.made.id, "acme", self.jobs._ttl)
+                    lambda: steps.cancel_job(self.made.id, "acme", self.jobs._ttl)
                 )
             except JobExpired:
                 effect = False

@@ -18,7 +18,7 @@ from seawall import Breaker, Guard, Rejected, Retry, subscribe
 from seawall.clock import VirtualClock
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.connections import NamedQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, in_thread
 from seawall.durable.jobs import jobs as _jobs_steps
 from seawall.durable.jobs import worker as _jobs_worker
 from seawall.durable.jobs.jobs import Jobs
@@ -384,7 +384,7 @@ def test_failures_back_off_and_are_bounded(opening: Opening):
 def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: pytest.MonkeyPatch):
     """During an outage the worker keeps trying, and records its results at the end."""
     asked = {"claim": 0, "succeed": 0}
-    claiming, telling = _jobs_steps.claiming, _jobs_steps.telling
+    claiming, telling = _jobs_steps.claim_due, _jobs_steps.store_outcome
 
     def claiming_badly(*args: Any) -> Any:
         asked["claim"] += 1
@@ -405,8 +405,8 @@ def test_a_database_that_is_away_loses_nothing(opening: Opening, monkeypatch: py
         async with opening() as database:
             jobs = Jobs(database)
             job = await jobs.asubmit(None, "once", scope="acme")
-            monkeypatch.setattr(_jobs_steps, "claiming", claiming_badly)
-            monkeypatch.setattr(_jobs_steps, "telling", telling_badly)
+            monkeypatch.setattr(_jobs_steps, "claim_due", claiming_badly)
+            monkeypatch.setattr(_jobs_steps, "store_outcome", telling_badly)
             async with at_work(JobWorker(jobs, {"once": once}, rng=Random(3))):
                 assert (await ended(jobs, job)).result == 1
             assert asked["succeed"] == 3
@@ -427,7 +427,7 @@ def test_an_answer_that_is_lost(opening: Opening, monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         async with opening() as database:
             jobs = Jobs(database)
-            arun, telling = database.arun, _jobs_steps.telling
+            arun, telling = database.arun, _jobs_steps.store_outcome
             lost: list[str] = []
 
             def noticed(which: str, told: Any) -> Any:
@@ -441,7 +441,7 @@ def test_an_answer_that_is_lost(opening: Opening, monkeypatch: pytest.MonkeyPatc
                     raise OSError("the connection was closed")
                 return answer
 
-            monkeypatch.setattr(_jobs_steps, "telling", noticed)
+            monkeypatch.setattr(_jobs_steps, "store_outcome", noticed)
             monkeypatch.setattr(database, "arun", deaf)
             made = [
                 await jobs.asubmit(None, "once", what, scope="acme") for what in ("is", "fails")
@@ -475,11 +475,72 @@ def test_who_cannot_prolong_a_lease_stops_when_it_is_over(
             clock.advance(20.0)
             assert await worker._renew([run])
             monkeypatch.setattr(jobs, "_abeat", away)
-            for seconds, wanted in [(29.9, "nothing"), (0.1, "to stop")]:
+            for seconds, reason in [(29.9, None), (0.1, "lost")]:
                 clock.advance(seconds)
-                assert not await worker._renew([run])
-                assert run.wanted == wanted
+                assert not await worker._renew_in_time([run])
+                assert run.stop_reason == reason
             assert run.handle.cancelled
+
+    asyncio.run(main())
+
+
+def test_a_job_is_stopped_on_time_while_a_blocking_driver_hangs(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """A hanging renewal cannot be cancelled in its thread; the job ends with its lease even so."""
+    released, stopped = threading.Event(), asyncio.Event()
+
+    async def patient(_job: JobHandle) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async def hangs(*_args: Any) -> Any:
+        return await in_thread(released.wait)
+
+    async def main() -> None:
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            jobs = Jobs(database, lease=0.3)
+            monkeypatch.setattr(jobs, "_abeat", hangs)
+            await jobs.asubmit(None, "patient", scope="acme")
+            worker = JobWorker(jobs, {"patient": patient})
+            task = asyncio.create_task(worker.run_once())
+            try:
+                async with asyncio.timeout(10):
+                    await stopped.wait()
+            finally:
+                released.set()
+                await task
+            assert worker.snapshot()["lost"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_job_that_is_dropped_before_its_report_is_confirmed_frees_its_slot(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    """A report arrives, its answer is lost, and an operator drops the failed job meanwhile."""
+
+    async def main() -> None:
+        async with opening() as database:
+            jobs = Jobs(database, attempts=1)
+            afail, asked = jobs.afail, []
+
+            async def lost_answer(claim: Any, *args: Any, **how: Any) -> str | None:
+                asked.append(claim)
+                state = await afail(claim, *args, **how)
+                if len(asked) == 1:
+                    assert await jobs.adrop(claim.id)
+                    raise OSError("the connection was closed")
+                return state
+
+            monkeypatch.setattr(jobs, "afail", lost_answer)
+            await jobs.asubmit(None, "fails", scope="acme")
+            worker = JobWorker(jobs, {"fails": lambda _job: 1 // 0})
+            async with asyncio.timeout(10):
+                assert await worker.run_once() == 1
+            assert worker.snapshot()["at_work"] == 0
 
     asyncio.run(main())
 
@@ -598,10 +659,10 @@ def test_notifications_are_few(postgres: Postgres, tmp_path: Path):
             clock = VirtualClock()
             jobs = Jobs(database, notify=True, clock=clock)
             notifying = NamedQuery("jobs.notify", {"channel": jobs.channel})
-            assert [[*jobs._notifying()] for _ in range(3)] == [[notifying], [], []]
+            assert [[*jobs._notify()] for _ in range(3)] == [[notifying], [], []]
             clock.advance(0.05)
-            assert [*jobs._notifying()] == [notifying]
-            assert [*Jobs(database)._notifying()] == []
+            assert [*jobs._notify()] == [notifying]
+            assert [*Jobs(database)._notify()] == []
             long = Database(database.source, schema="s" * 39, prefix="p" * 39, name="long")
             assert len(Jobs(long).channel.encode()) < 63
             long.close()
@@ -615,9 +676,9 @@ def test_after_news_it_looks_often(postgres: Postgres, tmp_path: Path):
     naps: list[float] = []
 
     class Recording(JobWorker):
-        async def _news_within(self, seconds: float, event: Any = None) -> bool:
+        async def _wait_for_news(self, seconds: float, event: Any = None) -> bool:
             if event is not None or self._stopped:
-                return await super()._news_within(seconds, event)
+                return await super()._wait_for_news(seconds, event)
             naps.append(seconds)
             if (heard := next(told, None)) is None:
                 self.stop(0.0)
@@ -636,7 +697,7 @@ def test_what_is_not_kept_is_dropped_by_workers(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A working worker calls `cleanup` now and then."""
-    monkeypatch.setattr(_jobs_worker, "TIDY_EVERY", 0.02)
+    monkeypatch.setattr(_jobs_worker, "CLEAN_EVERY", 0.02)
 
     async def main() -> None:
         async with world_of(opening_by("sqlite", postgres, tmp_path)) as world:
@@ -688,7 +749,7 @@ def is_claimed_twice(opening: Opening) -> bool:
             jobs = Jobs(database)
             await jobs.asubmit(None, "report", scope="acme")
             async with database.atransaction() as raw:
-                taking = _jobs_steps.claiming(["report"], 1, "a", 30_000_000, 1)
+                taking = _jobs_steps.claim_due(["report"], 1, "a", 30_000_000, 1)
                 assert len(await database.connection(raw).arun(taking)) == 1
                 second = asyncio.create_task(jobs.aclaim(["report"], owner="b"))
                 await asyncio.wait([second], timeout=0.5)  # it waits for the first, or passes by

@@ -594,6 +594,26 @@ def test_a_cancelled_run_returns_what_it_has() -> None:
     run_virtual(main())
 
 
+def test_a_handler_that_turns_its_interruption_into_an_error_loses_no_attempt() -> None:
+    """A stop interrupts it; whatever it raises then is no failure of the job."""
+
+    async def handler(_claim: Claim) -> None:
+        try:
+            await let_pass(100.0)
+        except asyncio.CancelledError:
+            raise RuntimeError("the connection was closed in the middle") from None
+
+    async def main() -> None:
+        queue = LocalQueue(max_attempts=1)
+        id_ = queue.push(1)
+        worker = Worker(queue, handler)
+        await working(worker, lambda: worker.snapshot()["at_work"] == 1, grace=0.0)
+        assert (queue.status(id_).state, queue.status(id_).attempts) == ("waiting", 0)
+        assert worker.snapshot()["returned"] == 1
+
+    run_virtual(main())
+
+
 def test_a_stop_while_claiming_loses_nothing() -> None:
     """A worker that waits for jobs stops at once, also from another thread."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
@@ -60,17 +60,18 @@ def cleaning(*stores: SupportsCleanup, every: float = 60.0) -> AbstractAsyncCont
 
 @asynccontextmanager
 async def _cleaning(stores: tuple[SupportsCleanup, ...], pause: float) -> AsyncIterator[None]:
-    task = asyncio.get_running_loop().create_task(_clean(stores, pause))
+    task = asyncio.get_running_loop().create_task(clean_forever(stores, pause))
     try:
         yield
     finally:
         await end([task])
 
 
-async def _clean(stores: tuple[SupportsCleanup, ...], pause: float) -> None:
+async def clean_forever(stores: Sequence[SupportsCleanup], every: float) -> None:
+    """Clean up `stores` every `every` seconds; for a task of its own."""
     deadline_var.set(None)  # affects this task alone
     while True:
-        await sleep_async(pause)
+        await sleep_async(every)
         for store in stores:
             try:
                 await store.acleanup()

@@ -29,6 +29,9 @@ NOW: Final[dict[Dialect, str]] = {
 LONGEST_NAME: Final = 63
 """Maximum significant bytes of a name in PostgreSQL."""
 
+LONGEST_STORED_NAME: Final = 200
+"""Maximum characters of a name in a column, such as that of a queue or a consumer."""
+
 LONGEST_REMEMBERED: Final = 16_384
 """Maximum length of cached texts: longer ones are built for many rows and rarely repeat."""
 
@@ -90,6 +93,17 @@ class TableNames(_SchemaAndPrefix):
 def quoted(name: str) -> str:
     """Return a name quoted for SQL, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def stored_name(what: str, value: Any) -> str:
+    """Return `value` if it is a name that every database can store, or raise."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what}={value!r}: write a name, such as {what}='billing'")
+    if not value or len(value) > LONGEST_STORED_NAME or not value.isprintable():
+        raise ValueError(
+            f"{what}: write 1 to {LONGEST_STORED_NAME} printable characters, not {value[:50]!r}"
+        )
+    return value
 
 
 def containing(text: str) -> str:

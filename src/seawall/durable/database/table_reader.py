@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database, checked_database
-from seawall.durable.database.statements import quoted
-from seawall.durable.database.transaction_block import named
+from seawall.durable.database.statements import quoted, stored_name
 from seawall.runtime.driver import Steps
 
 INTEGERS: Final = frozenset({"smallint", "integer", "bigint", "int"})
@@ -33,7 +32,7 @@ class DatabaseCheckpoint:
     def __init__(self, database: Database, name: str) -> None:
         """Store it under `name`, which only one reader may use at a time."""
         self.database = checked_database("DatabaseCheckpoint", database)
-        self.name = named("name", name)
+        self.name = stored_name("name", name)
 
     def __str__(self) -> str:
         return f"checkpoint {self.name!r} in {self.database!r}"
@@ -74,33 +73,37 @@ class TableReader:
         self._select = ""
         self._settled = 0
         """No row up to this position can be committed any more."""
-        self._held: _Held | None = None
+        self._open_gap: _OpenGap | None = None
 
     @property
     def held_back(self) -> int | None:
         """Return up to which position rows wait for transactions that may fill an earlier gap."""
-        return None if self._held is None else self._held.until
+        return None if self._open_gap is None else self._open_gap.until
 
     async def read(self, after: int, most: int) -> tuple[list[TableRow], bool]:
         """Return the rows after `after` up to the first open gap, and whether there are more."""
         if not self._select:
             describing = NamedQuery("tables.columns", {"table": self._name})
-            self._select = self._text(await self.database.arun(describing.alone))
+            self._select = self._select_text(await self.database.arun(describing.alone))
         while True:
-            seen, held = await self.database.arun(lambda: self._reading(after, most))
+            seen, held = await self.database.arun(lambda: self._read_steps(after, most))
             rows = self._up_to_gap(seen, after)
             if rows or not seen:
-                if self._held is not None and (not seen or rows[-1].position >= self._held.until):
-                    self._held = None
+                if self._open_gap is not None and (
+                    not seen or rows[-1].position >= self._open_gap.until
+                ):
+                    self._open_gap = None
                 return rows, bool(seen)
-            if self._held is None:
-                self._held = held
+            if self._open_gap is None:
+                self._open_gap = held
             else:
-                self._held = _Held(self._held.until, self._held.writers & held.writers)
-            if self._held.writers:
+                self._open_gap = _OpenGap(
+                    self._open_gap.until, self._open_gap.writers & held.writers
+                )
+            if self._open_gap.writers:
                 return [], True
             # A transaction that begins now sees the rows committed since: read again.
-            self._settled, self._held = self._held.until, None
+            self._settled, self._open_gap = self._open_gap.until, None
 
     def _up_to_gap(self, rows: list[TableRow], after: int) -> list[TableRow]:
         sure: list[TableRow] = []
@@ -118,7 +121,7 @@ class TableReader:
 
     # Queries
 
-    def _text(self, found: list[tuple[Any, ...]]) -> str:
+    def _select_text(self, found: list[tuple[Any, ...]]) -> str:
         """Return the statement that reads rows, or raise if the table cannot be read."""
         shown, types = self._shown, {name: kind for _, _, name, kind in found}
         if not found:
@@ -148,12 +151,12 @@ class TableReader:
             f" ORDER BY {position} LIMIT :most"
         )
 
-    def _reading(self, after: int, most: int) -> Steps[tuple[list[TableRow], _Held]]:
+    def _read_steps(self, after: int, most: int) -> Steps[tuple[list[TableRow], _OpenGap]]:
         columns = self._columns or ()
         found = yield TextQuery(self._select, {"after": after, "most": most})
         rows = [TableRow(row[0], dict(zip(columns, row[1:], strict=True))) for row in found]
         if not rows or self._up_to_gap(rows[:1], after):
-            return rows, _NOTHING
+            return rows, _NO_GAP
         # The order matters: a transaction that drew a smaller number than the largest visible one
         # had the table lock before. So it is among the writers now, or has ended.
         position = _literal(self._position)
@@ -161,17 +164,17 @@ class TableReader:
         largest = yield TextQuery(text, {})
         writers = yield NamedQuery("tables.writers", {"table": self._name})
         until = max(rows[-1].position, largest[0][0] or 0)
-        return rows, _Held(until, frozenset(writer for (writer,) in writers))
+        return rows, _OpenGap(until, frozenset(writer for (writer,) in writers))
 
 
-class _Held(NamedTuple):
+class _OpenGap(NamedTuple):
     """Rows that wait: up to which position, and for which transactions."""
 
     until: int
     writers: frozenset[str]
 
 
-_NOTHING: Final = _Held(0, frozenset())
+_NO_GAP: Final = _OpenGap(0, frozenset())
 
 
 def _literal(name: str) -> str:

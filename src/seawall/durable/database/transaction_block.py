@@ -12,7 +12,7 @@ Promises:
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from seawall.durable.database.connections import (
     Connection,
@@ -120,12 +120,3 @@ class TransactionBlock(Generic[T]):
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await adrive(self._leave(error), self._connection.arun)
-
-
-def named(what: str, value: Any, longest: int = 200) -> str:
-    """Return `value` if it is a name that every database can store, or raise."""
-    if not isinstance(value, str):
-        raise TypeError(f"{what}={value!r}: write a name, such as {what}='billing'")
-    if not value or len(value) > longest or not value.isprintable():
-        raise ValueError(f"{what}: write 1 to {longest} printable characters, not {value[:50]!r}")
-    return value

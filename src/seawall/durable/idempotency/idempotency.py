@@ -28,7 +28,7 @@ from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.database import Database, checked_database, without_deadline
-from seawall.durable.database.transaction_block import named
+from seawall.durable.database.statements import stored_name
 from seawall.durable.database.twins import twins
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.decorator import Function, ResultCodec, idempotent_function
@@ -50,7 +50,7 @@ from seawall.runtime.mutex import LOCK_FREE, Mutex
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-WITHDRAWING: Final = 1.0
+WITHDRAW_TIMEOUT: Final = 1.0
 """Seconds for which a cancelled call tries to give back a record that it may have taken."""
 
 _SECOND: Final = 1_000_000
@@ -81,7 +81,7 @@ class Idempotency:
         `clock` is used for waiting.
         """
         self.database = checked_database("Idempotency", database)
-        self.name = named("name", name)
+        self.name = stored_name("name", name)
         self.lease = check.seconds("lease", lease)
         self.ttl = check.seconds("ttl", ttl)
         if self.ttl <= self.lease:
@@ -92,7 +92,9 @@ class Idempotency:
         self._clock = None if clock is None else check_clock(clock)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._mutex = Mutex()
-        self._keeper = LeaseKeeper(self.lease, self._renewed, lambda: self._count("refused_late"))
+        self._keeper = LeaseKeeper(
+            self.lease, self._renew_uncounted, lambda: self._count("refused_late")
+        )
         survives_fork(self)
         registry.enter(self, "idempotency", self.name)
 
@@ -134,43 +136,43 @@ class Idempotency:
         any order of members); None disables the comparison. If another request is running, wait up
         to `wait` seconds, or until shortly before the deadline, without holding a connection.
         """
-        wanted = self._wanted(scope, operation, key, fingerprint)
+        request = self._key_request(scope, operation, key, fingerprint)
         clock = self.clock
         waiting = KeyWait(wait, clock.now())
         while True:
-            found = self.database.run(lambda: records.reserve(wanted, self.terms))
+            found = self.database.run(lambda: records.reserve(request, self.terms))
             pause = waiting.pause(found, clock.now())
             if pause is None:
-                return self._counted(found)
+                return self._count_state(found)
             clock.sleep(pause)
 
     async def areserve(
         self, scope: str | None, operation: str, key: str, fingerprint: object, *, wait: float = 0.0
     ) -> KeyState:
         """Async twin of `reserve`. If cancelled meanwhile, it has taken nothing."""
-        wanted = self._wanted(scope, operation, key, fingerprint)
+        request = self._key_request(scope, operation, key, fingerprint)
         loop = asyncio.get_running_loop()
         waiting = KeyWait(wait, loop.time())
         while True:
             try:
-                found = await self.database.arun(lambda: records.reserve(wanted, self.terms))
+                found = await self.database.arun(lambda: records.reserve(request, self.terms))
             except asyncio.CancelledError:
                 # The record may be committed by now, without a caller to complete it: withdraw it.
                 # If that does not succeed soon, its lease expires; a cancelled task must end.
                 with suppress(Exception), without_deadline():
-                    async with asyncio.timeout(WITHDRAWING):
-                        await self.database.arun(lambda: records.withdraw(wanted))
+                    async with asyncio.timeout(WITHDRAW_TIMEOUT):
+                        await self.database.arun(lambda: records.withdraw(request))
                 raise
             pause = waiting.pause(found, loop.time())
             if pause is None:
-                return self._counted(found)
+                return self._count_state(found)
             await asyncio.sleep(pause)  # noqa: TID251 - the loop's own time, virtual or not
 
-    def _wanted(self, *named: Any, owned: bool = True) -> KeyRequest:
+    def _key_request(self, *named: Any, owned: bool = True) -> KeyRequest:
         """Check the arguments that name a record with `key_request`, and return them."""
         return key_request(*named, unscoped=self.unscoped, owned=owned)
 
-    def _counted(self, found: KeyState) -> KeyState:
+    def _count_state(self, found: KeyState) -> KeyState:
         match found:
             case Fresh(claim):
                 self._count("taken_over" if claim.taken_over else "fresh")
@@ -192,9 +194,9 @@ class Idempotency:
         effect of once.
         """
         self._check_claim(claim)
-        said = records.stored(answer, self.terms, failed=check.flag("failed", failed))
+        columns = records.stored(answer, self.terms, failed=check.flag("failed", failed))
         with without_deadline():
-            done = yield lambda: records.complete(claim, said, self.terms)
+            done = yield lambda: records.complete(claim, columns, self.terms)
         return self._count_end("failed" if failed else "completed", done=done)
 
     complete, acomplete = twins(_complete)
@@ -215,7 +217,7 @@ class Idempotency:
 
     renew, arenew = twins(_renew)
 
-    def _renewed(self, claim: KeyClaim) -> bool:
+    def _renew_uncounted(self, claim: KeyClaim) -> bool:
         return self.database.run(lambda: records.renew(claim, self.terms))
 
     def keeping(self, claim: KeyClaim) -> AbstractContextManager[None]:
@@ -245,8 +247,8 @@ class Idempotency:
         The events are those of `Once.answer` and `IdempotentRequest.complete`, while the outbox
         keeps them.
         """
-        wanted = self._wanted(scope, operation, key, None, owned=False)
-        record: KeyRecord | None = yield lambda: records.lookup(wanted)
+        request = self._key_request(scope, operation, key, None, owned=False)
+        record: KeyRecord | None = yield lambda: records.lookup(request)
         return record
 
     lookup, alookup = twins(_lookup)
@@ -257,8 +259,8 @@ class Idempotency:
         For operators who know that its effect did not happen or may happen again. Raises
         `KeyInFlight` if the request is running.
         """
-        wanted = self._wanted(scope, operation, key, None, owned=False)
-        found: bool | Pending = yield lambda: records.forget(wanted)
+        request = self._key_request(scope, operation, key, None, owned=False)
+        found: bool | Pending = yield lambda: records.forget(request)
         if isinstance(found, Pending):
             raise KeyInFlight(
                 f"{operation!r} is being carried out: ask again when it has ended",
@@ -290,9 +292,9 @@ class Idempotency:
         at once (PostgreSQL), because a waiter occupies a connection. Raises `KeyReused`, or
         `KeyInFlight` if the key was reserved in another way.
         """
-        wanted = self._wanted(scope, operation, key, fingerprint)
+        request = self._key_request(scope, operation, key, fingerprint)
         waits = check.flag("wait", wait)
-        return Once(self.database.connection(conn), wanted, self.terms, self._count, wait=waits)
+        return Once(self.database.connection(conn), request, self.terms, self._count, wait=waits)
 
     def _single(
         self,
@@ -316,8 +318,8 @@ class Idempotency:
         If it returns no row, nothing was done, and the key stays free. `events` (each a `NewEvent`)
         are added to `outbox`; they may use columns of the row (`FromRow`). Raises as `once` does.
         """
-        wanted = self._wanted(scope, operation, key, fingerprint, owned=False)
-        return single(self, sql, arguments, wanted, outbox, events, conn)
+        request = self._key_request(scope, operation, key, fingerprint, owned=False)
+        return single(self, sql, arguments, request, outbox, events, conn)
 
     single, asingle = twins(_single)
 

@@ -102,8 +102,8 @@ class OpenJobsLimit:
         self._left = 0
         self._counted_at = float("-inf")
 
-    def wants_a_look(self) -> bool:
-        """Return whether the jobs should be counted now."""
+    def is_count_due(self) -> bool:
+        """Return whether the jobs are to be counted now."""
         if self.most is None:
             return False
         with self._mutex:
@@ -111,10 +111,10 @@ class OpenJobsLimit:
             age = self._clock.now() - self._counted_at
             return age >= EVERY or self._left == 0
 
-    def found(self, there: int) -> None:
+    def set_count(self, open_jobs: int) -> None:
         """Note how many jobs there are."""
         with self._mutex:
-            free = self.most - there if self.most is not None else 0
+            free = self.most - open_jobs if self.most is not None else 0
             self._left = max(1, free // SHARE) if free > 0 else -1
             self._counted_at = self._clock.now()
 
@@ -238,7 +238,7 @@ class Jobs:
             "max_attempts": check.count("attempts", most, maximum=1_000_000),
             "payload": text,
         }
-        adding = partial(self._adding, made)
+        adding = partial(self._add_steps, made)
         job: Job = yield adding if conn is None else OnConnection(conn, adding, TOGETHER)
         self._count("submitted" if job.is_new else "repeated")
         self.wakeups.ring(READY)
@@ -253,7 +253,7 @@ class Jobs:
         result is no longer kept.
         """
         _check_id(id, scope)
-        job: Job = yield lambda: viewing(id, scope)
+        job: Job = yield lambda: view_job(id, scope)
         return job
 
     get, aget = twins(_get)
@@ -266,7 +266,7 @@ class Jobs:
         job that has ended does not change.
         """
         _check_id(id, scope)
-        job, effect = yield lambda: cancelling(id, scope, self._ttl)
+        job, effect = yield lambda: cancel_job(id, scope, self._ttl)
         if effect:
             self._count("cancelled")
             self._ring_end(job.id)
@@ -286,7 +286,7 @@ class Jobs:
         with Wakeup(self.wakeups, id) as bell:
             while True:
                 bell.reset()
-                job: Job = yield lambda: viewing(id, scope)
+                job: Job = yield lambda: view_job(id, scope)
                 now = self.clock.now()
                 if job.ended:
                     return job
@@ -325,33 +325,33 @@ class Jobs:
         previous page. One call examines a bounded number of jobs: a page may have fewer than
         `limit` jobs and still a `next`. Without `payloads`, payloads are neither read nor searched.
         """
-        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        request = page_request(self.WORK_STATES, state, search, after, limit, payloads)
         ended = state in ENDED
         first = BEYOND if ended else -BEYOND
         arguments = {
             "state": state,
-            "number": asked.number if asked.id else first,
-            "id": asked.id,
-            "pattern": containing(asked.search),
-            "cut": asked.cut,
+            "number": request.number if request.id else first,
+            "id": request.id,
+            "pattern": containing(request.search),
+            "cut": request.cut,
             "most": BROWSED,
         }
         which = "jobs.browse_ended" if ended else "jobs.browse_open"
         rows = yield NamedQuery(which, arguments).alone
-        return page_of(rows, asked.limit, _item)
+        return page_of(rows, request.limit, _item)
 
     browse, abrowse = twins(_browse)
 
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a job of any scope, with up to 64 Ki characters of its payload, or None."""
         wanted = check.flag("payload", payload)
-        return (yield lambda: inspecting(id, payload=wanted)) if _can_be(id) else None
+        return (yield lambda: inspect_job(id, payload=wanted)) if _can_be(id) else None
 
     inspect, ainspect = twins(_inspect)
 
     def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Queue a failed job again, with all its attempts; return False if it has not failed."""
-        done = _can_be(id) and (yield partial(self._retrying, id))
+        done = _can_be(id) and (yield partial(self._retry_steps, id))
         if done:
             self.wakeups.ring(READY)
         return done
@@ -363,7 +363,7 @@ class Jobs:
 
         Later queries for an expired job raise `JobExpired`.
         """
-        done = _can_be(id) and (yield lambda: dropping(id, self._gone_for, self._ttl))
+        done = _can_be(id) and (yield lambda: drop_job(id, self._gone_for, self._ttl))
         if done:
             self._ring_end(id)
         return done
@@ -396,18 +396,18 @@ class Jobs:
 
     # Implementation
 
-    def _adding(self, arguments: dict[str, Any]) -> Steps[Job]:
+    def _add_steps(self, arguments: dict[str, Any]) -> Steps[Job]:
         """Add a job if there is room, unless its key already has one; notify listening workers."""
         room = self._room
-        if room.wants_a_look():
+        if room.is_count_due():
             rows = yield NamedQuery("jobs.depth", {"most": room.most})
-            room.found(rows[0][0])
+            room.set_count(rows[0][0])
         has_room = room.take()
         for _ in range(TRIES):
             if has_room:
                 rows = yield NamedQuery("jobs.submit", arguments)
                 if rows:
-                    yield from self._notifying()
+                    yield from self._notify()
                     return job_of(rows[0], is_new=True)
                 # The key exists; its transaction has committed by now: our insert waited for it.
             same = yield from _of_key(arguments)
@@ -417,13 +417,13 @@ class Jobs:
                 raise room.refusal()
         raise Contended("others came and went with this key, each time")
 
-    def _retrying(self, id_: str) -> Steps[bool]:
+    def _retry_steps(self, id_: str) -> Steps[bool]:
         rows = yield NamedQuery("jobs.retry", {"id": id_, "head_start": HEAD_START})
         if rows:
-            yield from self._notifying()
+            yield from self._notify()
         return bool(rows)
 
-    def _notifying(self) -> Steps[None]:
+    def _notify(self) -> Steps[None]:
         """Notify listening workers of a new job, unless disabled, or too soon after the last time.
 
         Notifications serialise commits. A job that follows a notification closely is found by the
@@ -449,7 +449,7 @@ class Jobs:
         begun, named = self.clock.now(), _kinds(kinds)
         most = check.count("count", count, maximum=1_000)
         name_of("owner", owner)
-        rows = yield lambda: claiming(named, most, owner, self._lease, self._ttl)
+        rows = yield lambda: claim_due(named, most, owner, self._lease, self._ttl)
         claims = []
         for id_, scope, kind, state, epoch, attempt, attempts, payload, _, share, message in rows:
             if state != "running":  # it had no attempts left, and has ended
@@ -482,8 +482,8 @@ class Jobs:
     def _succeed(self, claim: Claim, result: Any = None, message: str = "") -> Steps[bool]:
         """End a job with its result; return False if refused: another worker holds the job now."""
         body, kind = result_of(result, self.max_result)
-        said = {"result": body, "result_type": kind, "message": shown(message)}
-        return (yield from self._report("succeed", claim, said)) is not None
+        outcome = {"result": body, "result_type": kind, "message": shown(message)}
+        return (yield from self._report("succeed", claim, outcome)) is not None
 
     succeed, asucceed = twins(_succeed)
 
@@ -504,14 +504,14 @@ class Jobs:
         traceback are stored, redacted.
         """
         text = stored_error(error)
-        said = {
+        outcome = {
             "error": text,
             "delay": round(check.seconds("delay", delay, zero=True) * MICRO),
             "retry": int(check.flag("retry", retry)),
             "progress": check.ratio("progress", progress, zero=True),
             "message": shown(message),
         }
-        state = yield from self._report("fail", claim, said)
+        state = yield from self._report("fail", claim, outcome)
         if state == "failed":
             self._died(claim.id, claim.attempt, *split_report(text))
         return state
@@ -520,17 +520,17 @@ class Jobs:
 
     def _give_back(self, claim: Claim, *, delay: float = 0.0) -> Steps[str | None]:
         """Give a job back as if it had not been started; return its state, or None if refused."""
-        said = {"delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
-        return self._report("give_back", claim, said)
+        outcome = {"delay": round(check.seconds("delay", delay, zero=True) * MICRO)}
+        return self._report("give_back", claim, outcome)
 
     give_back, agive_back = twins(_give_back)
 
-    def _report(self, verb: str, claim: Claim, said: dict[str, Any]) -> Steps[str | None]:
+    def _report(self, verb: str, claim: Claim, outcome: dict[str, Any]) -> Steps[str | None]:
         """Store the outcome of a claim; return the job's new state, or None if it is not ours."""
         if not isinstance(claim, Claim):
             raise TypeError(f"claim={claim!r}: pass the claim that `claim` returned")
-        whose = {"id": claim.id, "owner": claim.owner, "epoch": claim.fence, "ttl": self._ttl}
-        state: str | None = yield lambda: telling(verb, {**whose, **said})
+        claimed = {"id": claim.id, "owner": claim.owner, "epoch": claim.fence, "ttl": self._ttl}
+        state: str | None = yield lambda: store_outcome(verb, {**claimed, **outcome})
         if state is None:
             self._count("refused_late")
         else:
@@ -541,7 +541,7 @@ class Jobs:
         self, owner: str, beats: list[JobHeartbeat], looks: list[str]
     ) -> dict[tuple[str, int], bool]:
         """Renew claims and check others; return the valid ones, and which are to be cancelled."""
-        return await self.database.arun(lambda: beating(owner, self._lease, beats, looks))
+        return await self.database.arun(lambda: renew_claims(owner, self._lease, beats, looks))
 
     def _count(self, word: str, more: int = 1) -> None:
         with self._mutex:
@@ -593,7 +593,7 @@ def _of_key(arguments: dict[str, Any]) -> Steps[Job | None]:
     return job
 
 
-def viewing(id_: str, scope: str) -> Steps[Job]:
+def view_job(id_: str, scope: str) -> Steps[Job]:
     """Read a job of that scope; a job of another scope is reported as unknown."""
     rows = yield NamedQuery("jobs.view", {"id": id_, "scope": scope})
     if not rows:
@@ -604,14 +604,14 @@ def viewing(id_: str, scope: str) -> Steps[Job]:
     return job
 
 
-def cancelling(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
+def cancel_job(id_: str, scope: str, ttl: int) -> Steps[tuple[Job, bool]]:
     """Cancel a job; return it, and whether the cancellation had an effect."""
     rows = yield NamedQuery("jobs.cancel", {"id": id_, "scope": scope, "ttl": ttl})
-    job = yield from viewing(id_, scope)
+    job = yield from view_job(id_, scope)
     return job, bool(rows)
 
 
-def claiming(
+def claim_due(
     kinds: list[str], most: int, owner: str, lease: int, ttl: int
 ) -> Steps[list[tuple[Any, ...]]]:
     """Claim the next due jobs, and end those that have no attempts left; return all their rows."""
@@ -626,7 +626,7 @@ def claiming(
     return sorted(rows, key=lambda row: (row[8], row[0]))
 
 
-def beating(
+def renew_claims(
     owner: str, lease: int, beats: list[JobHeartbeat], looks: list[str]
 ) -> Steps[dict[Any, bool]]:
     """Renew the lease of jobs, and check others.
@@ -645,27 +645,27 @@ def beating(
     return held
 
 
-def telling(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
+def store_outcome(which: str, arguments: dict[str, Any]) -> Steps[str | None]:
     """Report a job's outcome; return its new state, or None if it is no longer ours."""
     rows = yield NamedQuery(f"jobs.{which}", arguments)
     return str(rows[0][0]) if rows else None
 
 
-def inspecting(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
+def inspect_job(id_: str, *, payload: bool) -> Steps[WorkItem | None]:
     """Return one job, of any scope."""
     rows = yield NamedQuery("jobs.inspect", {"id": id_, "cut": OPENED if payload else 0})
     return _item(rows[0]) if rows else None
 
 
-def dropping(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
+def drop_job(id_: str, gone_for: int, ttl: int) -> Steps[bool]:
     """Expire a failed job, or cancel one that has not ended."""
     if (yield NamedQuery("jobs.drop_failed", {"id": id_, "gone_for": gone_for})):
         return True
-    seen = yield from inspecting(id_, payload=False)
+    seen = yield from inspect_job(id_, payload=False)
     if seen is None or seen.state in ENDED:
         return False
-    asked = {"id": id_, "scope": seen.owner, "ttl": ttl}
-    return bool((yield NamedQuery("jobs.cancel", asked)))
+    arguments = {"id": id_, "scope": seen.owner, "ttl": ttl}
+    return bool((yield NamedQuery("jobs.cancel", arguments)))
 
 
 def _item(row: tuple[Any, ...]) -> WorkItem:

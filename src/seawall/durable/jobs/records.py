@@ -176,13 +176,13 @@ def stored_error(error: str | BaseException) -> str:
     For an exception it includes the traceback.
     """
     if isinstance(error, BaseException):
-        said, _, trace = report_of(error, LONGEST_TEXT).partition("\n")
-        return f"{shown(said)}\n{trace}" if trace else shown(said)
+        line, _, trace = report_of(error, LONGEST_TEXT).partition("\n")
+        return f"{shown(line)}\n{trace}" if trace else shown(line)
     return shown(safe_text(str(error)))
 
 
 def shown(text: object) -> str:
     """Return `text` shortened, without characters that a database cannot store."""
-    said = str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
-    said = said.encode("utf-8", "replace").decode()  # replaces lone surrogates
-    return said if len(said) <= LONGEST_TEXT else f"{said[: LONGEST_TEXT - 1]}…"
+    whole = str(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
+    whole = whole.encode("utf-8", "replace").decode()  # replaces lone surrogates
+    return whole if len(whole) <= LONGEST_TEXT else f"{whole[: LONGEST_TEXT - 1]}…"

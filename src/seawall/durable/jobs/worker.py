@@ -14,7 +14,6 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
@@ -23,7 +22,7 @@ from uuid import uuid4
 
 from seawall import _checks as check
 from seawall import registry
-from seawall._failures import described
+from seawall.durable.database.cleanup import clean_forever
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.database.notifications import NotificationListener
 from seawall.durable.database.outage_log import OutageLog
@@ -33,20 +32,17 @@ from seawall.errors import JobCancelled, RecordGarbled, Rejected, matches
 from seawall.events.log import FailureLog
 from seawall.jobs import Claim
 from seawall.jobs.wakeups import READY, Wakeup
-from seawall.jobs.worker_loop import LOOK, OUTAGE, PAUSE, Backoffs, WorkerLoop, WorkRun
+from seawall.jobs.worker_loop import LOOK, PAUSE, Backoffs, WorkerLoop, WorkRun
 from seawall.models.backoff import above_floor
 from seawall.models.durable_jobs import poll_of
-from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
 
 LONGEST_PAUSE: Final = 86_400.0
 RUNS_AGAIN: Final = frozenset({"retry", "hedge"})
 """Policies that may have run the function although the guard refuses in the end."""
 
-log: Final = logging.getLogger("seawall")
-
-TIDY_EVERY: Final = 60.0
-"""Approximate seconds between two cleanups."""
+CLEAN_EVERY: Final = 60.0
+"""Seconds between two cleanups."""
 
 
 class JobHandle:
@@ -102,22 +98,21 @@ class DurableJobRun(WorkRun):
         super().__init__(claim, in_thread=in_thread)
         self.handle = JobHandle(claim)
         self.renewed = claim.until - claim.lease
-        self.said = self.handle._progress
+        self.stored_progress = self.handle._progress
 
-    def beat(self) -> JobHeartbeat:
+    def heartbeat(self) -> JobHeartbeat:
         """Return the heartbeat of this job."""
-        self.said = self.handle._progress
-        return JobHeartbeat(self.claim.id, self.claim.fence, *self.said)
+        return JobHeartbeat(self.claim.id, self.claim.fence, *self.handle._progress)
 
     @property
-    def has_news(self) -> bool:
+    def has_progressed(self) -> bool:
         """Whether there is progress that is not stored yet."""
-        return self.handle._progress != self.said
+        return self.handle._progress != self.stored_progress
 
     def cancel(self) -> None:
         """Stop the job, because it was cancelled."""
-        if self.wanted == "nothing":
-            self.wanted = "to cancel"
+        if self.stop_reason is None:
+            self.stop_reason = "cancelled"
             self.handle.cancelled = True
             if not self.in_thread:
                 self._interrupt()
@@ -232,14 +227,14 @@ class JobWorker(WorkerLoop[DurableJobRun]):
         if not claimed:
             self._next_poll = min(self._next_poll * 2, most)
         # Jitter: workers that started together should not poll together.
-        if await self._news_within(self._next_poll * (0.75 + 0.25 * self._rng.random())):
+        if await self._wait_for_news(self._next_poll * (0.75 + 0.25 * self._rng.random())):
             self._next_poll = least / 2  # the announced job may not be committed yet: poll often
 
     def _unreachable(self, error: Exception) -> None:
         self._outage.failed(None, "nothing can be claimed", error)
 
     def _reached(self) -> None:
-        self._outage.well(None)
+        self._outage.succeeded(None)
 
     @contextmanager
     def _notified(self) -> Iterator[None]:
@@ -251,38 +246,17 @@ class JobWorker(WorkerLoop[DurableJobRun]):
             yield
 
     def _background(self) -> list[asyncio.Task[Any]]:
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._tidy())]
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(clean_forever([self.jobs], CLEAN_EVERY))
+        ]
         if self._listening is not None:
             tasks.append(self._listening.start(self._rng))
         return tasks
 
-    async def _tidy(self) -> None:
-        """Remove expired records, forever."""
-        while True:
-            await sleep_async(TIDY_EVERY * (0.5 + 0.5 * self._rng.random()))
-            try:
-                await self.jobs.acleanup()
-            except Exception as error:  # noqa: BLE001 - retried next time
-                log.warning("jobs %r cannot be cleaned up: %s", self.jobs.name, described(error))
-
-    async def _execute(self, run: DurableJobRun) -> str:
-        """Execute a job and report it; return the name of its outcome."""
-        if run.to_return:
-            return await self._give_back(run)
+    async def _reject(self, run: DurableJobRun) -> str | None:
         if isinstance(run.claim.payload, RecordGarbled):
-            return await self._failed(run, run.claim.payload, retry=False)
-        try:
-            result = await self._call(run)
-        except asyncio.CancelledError as error:
-            run.settling = True
-            if self._is_interrupted(run, error) and run.to_return:
-                return await self._give_back(run)
-            return await self._failed(run, error)
-        except Exception as error:  # noqa: BLE001 - an error of the job: stored
-            run.settling = True
-            return await self._raised(run, error)
-        run.settling = True
-        return await self._succeeded(run, result)
+            return await self._report_failure(run, run.claim.payload, retry=False)
+        return None
 
     async def _call(self, run: DurableJobRun) -> Any:
         function = self.functions[run.claim.kind]
@@ -300,80 +274,64 @@ class JobWorker(WorkerLoop[DurableJobRun]):
         try:
             stored = result_of(result, self.jobs.max_result)
         except Exception as error:  # noqa: BLE001 - a repeated call would return the same result
-            return await self._failed(run, error, retry=False)
-        share, said = run.handle._progress
-        message = said if share >= 1.0 else ""  # drop an intermediate message such as "a quarter"
-        stored_state = await self._tell(run, lambda: self.jobs.asucceed(run.claim, stored, message))
-        if stored_state not in (True, "succeeded"):
+            return await self._report_failure(run, error, retry=False)
+        share, text = run.handle._progress
+        message = text if share >= 1.0 else ""  # drop an intermediate message such as "a quarter"
+        state = await self._report(run, lambda: self.jobs.asucceed(run.claim, stored, message))
+        if state not in (True, "succeeded"):
             return "lost"
-        self._refusals.well(run.claim.id)
+        self._refusals.succeeded(run.claim.id)
         return "succeeded"
 
-    async def _failed(self, run: DurableJobRun, error: BaseException, *, retry: bool = True) -> str:
-        share, message = run.handle._progress
-        claim, delay = run.claim, self._delay_after(run.claim.attempt, error)
-        how: dict[str, Any] = {"delay": delay}
-        how |= {"retry": retry, "progress": share, "message": message}
-        state = await self._tell(run, lambda: self.jobs.afail(claim, error, **how))
-        if state != "cancelled" and not run.lost:
-            what, dead = f"job {claim.id} ({claim.kind!r})", state == "failed"
-            self._failures.failed(what, claim.id, claim.attempt, error, delay=delay, dead=dead)
-        return "retried" if state == "queued" else state or "lost"
-
-    async def _raised(self, run: DurableJobRun, error: Exception) -> str:
+    async def _failed(self, run: DurableJobRun, error: BaseException) -> str:
         gives_up = matches(error, self._give_up_on)
         if isinstance(error, Rejected):
             if not run.begun:  # no free thread: not an attempt
                 return await self._give_back(run, PAUSE)
             if not gives_up and error.guard in self._guards[run.claim.kind]:
                 return await self._refused(run, error)
-        return await self._failed(run, error, retry=not gives_up)
+        return await self._report_failure(run, error, retry=not gives_up)
+
+    async def _report_failure(
+        self, run: DurableJobRun, error: BaseException, *, retry: bool
+    ) -> str:
+        share, message = run.handle._progress
+        claim, delay = run.claim, self._delay_after(run.claim.attempt, error)
+        how: dict[str, Any] = {"delay": delay}
+        how |= {"retry": retry, "progress": share, "message": message}
+        state = await self._report(run, lambda: self.jobs.afail(claim, error, **how))
+        if state != "cancelled" and not run.lost:
+            what, dead = f"job {claim.id} ({claim.kind!r})", state == "failed"
+            self._failures.failed(what, claim.id, claim.attempt, error, delay=delay, dead=dead)
+        return "retried" if state == "queued" else state or "lost"
 
     async def _refused(self, run: DurableJobRun, error: Exception) -> str:
         """Give back a job that its own guard refused to start: it loses no attempt."""
         run.begun = False
         claim, delay = run.claim, self._delay_after(run.claim.attempt, error)
         what = f"job {claim.id} ({claim.kind!r}), not begun"
-        self._refusals.failed(claim.id, what, error, delay=delay, final=False)
+        self._refusals.failed(claim.id, what, error, delay=delay)
         return await self._give_back(run, delay)
 
-    async def _give_back(self, run: DurableJobRun, delay: float = 0.0) -> str:
-        if run.in_thread and run.begun:
-            return "lost"  # its thread is still running: free only when the lease expires
-        stored_state = await self._tell(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
-        return "lost" if stored_state is None else "returned"
+    async def _return_claim(self, run: DurableJobRun, delay: float) -> str:
+        state = await self._report(run, lambda: self.jobs.agive_back(run.claim, delay=delay))
+        return "lost" if state is None else "returned"
 
     def _delay_after(self, attempt: int, error: BaseException) -> float:
         least = getattr(error, "retry_after", None) if isinstance(error, Rejected) else None
         floor = above_floor(least or 0.0, self._rng.random)
         return self._pause_after(attempt, floor=floor, longest=LONGEST_PAUSE)
 
-    async def _tell(self, run: DurableJobRun, verb: Callable[[], Any]) -> Any:
-        """Report a job's outcome, with retries until the lease expires; None if not accepted."""
-        delays = OUTAGE.delays(self._rng.random)
-        unsure = False
-        while not run.lost:
-            try:
-                stored_state = await verb()
-                if not stored_state and unsure:
-                    stored_state = await self._heard_before(run.claim)
-            except Exception as error:  # noqa: BLE001 - from any driver; retried
-                unsure = True
-                left = run.claim.until - self._clock.now()
-                if left <= 0:
-                    log.warning(
-                        "jobs %r: job %s: its outcome was not stored: %s",
-                        self.jobs.name,
-                        run.claim.id,
-                        described(error),
-                    )
-                    return None
-                await sleep_async(min(next(delays), left))
-            else:
-                return stored_state
-        return None
+    async def _report(self, run: DurableJobRun, verb: Callable[[], Awaitable[Any]]) -> Any:
+        """Report a job's outcome until the lease expires; None if it is not accepted."""
 
-    async def _heard_before(self, claim: Claim) -> str | None:
+        async def report(unsure: bool) -> Any:  # noqa: FBT001 - as it is called
+            state = await verb()
+            return await self._stored_state(run.claim) if unsure and not state else state
+
+        return await self._until_answered(run, report)
+
+    async def _stored_state(self, claim: Claim) -> str | None:
         """Return the state set by our earlier report, if only its answer was lost; else None."""
         standing = NamedQuery("jobs.standing", {"id": claim.id})
         rows = await self.jobs.database.arun(standing.alone)
@@ -390,29 +348,24 @@ class JobWorker(WorkerLoop[DurableJobRun]):
     async def _renew(self, runs: list[DurableJobRun]) -> bool:
         """Renew claims that are due and check the others; return False if there was no answer."""
         now, third = self._clock.now(), self.jobs.lease / 3
-        looked = [run for run in runs if not run.settling and not run.lost]
-        due = [run for run in looked if run.has_news or now >= run.renewed + third]
-        beats = [run.beat() for run in due]
-        looks = [run.claim.id for run in looked if run not in due]
-        if not looked:
+        held = [run for run in runs if not run.settling]
+        due = [run for run in held if run.has_progressed or now >= run.renewed + third]
+        beats = [run.heartbeat() for run in due]
+        looks = [run.claim.id for run in held if run not in due]
+        if not held:
             return True
         try:
-            async with asyncio.timeout(third):  # the database may hang
-                held = await self.jobs._abeat(self.owner, beats, looks)
+            cancelled = await self.jobs._abeat(self.owner, beats, looks)
         except Exception:  # noqa: BLE001 - any failure is retried while there is time
-            for run in due:
-                run.said = (-1.0, "")  # it was not stored: mark it as news again
-            for run in looked:
-                if self._clock.now() >= run.claim.until:
-                    run.lose()
             return False
-        for run in due:
+        for run, beat in zip(due, beats, strict=True):
+            run.stored_progress = (beat.progress, beat.message)
             run.renewed, run.claim.until = now, now + self.jobs.lease
-        for run in looked:
-            self._heed(run, held.get((run.claim.id, run.claim.fence)))
+        for run in held:
+            self._follow(run, cancelled.get((run.claim.id, run.claim.fence)))
         return True
 
-    def _heed(self, run: DurableJobRun, to_cancel: bool | None) -> None:  # noqa: FBT001 - None: not held
+    def _follow(self, run: DurableJobRun, to_cancel: bool | None) -> None:  # noqa: FBT001 - None: not held
         if run.settling:
             return  # it ended meanwhile, and reports that itself
         if to_cancel is None:

@@ -294,7 +294,7 @@ class Dispatcher:
                     self._outage.failed(None, "the database", error)
                     await self._nap(next(delays))
                     continue
-                self._outage.well(None)
+                self._outage.succeeded(None)
                 delays = OUTAGE.delays(self._rng.random)
                 if ended.goes_on or self._cleaning:
                     pause = SHORTEST_PAUSE
