@@ -191,7 +191,7 @@ async def drain(pool: Any, database: Database, plan: Plan) -> list[float]:
                 NewEvent("thing", str((start + n) % 5000), "changed", {"n": n}) for n in range(1000)
             ]
             async with pool.acquire() as connection, connection.transaction():
-                await outbox.add_all(connection, events)
+                await outbox.aadd_all(connection, events)
         dispatcher = Dispatcher(outbox, take, batch=1000, batched=True)
         began = time.perf_counter()
         delivered = await dispatcher.drain()

@@ -1032,7 +1032,7 @@ UNCHECKED_BY_DURABLE = frozenset(
         *_given_by_seawall("Jobs.fail", "error", "message"),
         *_given_by_seawall("Jobs.afail", "error", "message"),
         *_given_by_seawall("IdempotentRequest", "name", "claim", "idempotency", "never"),
-        *_given_by_seawall("Once", "connection", "wanted", "terms", "count", "wait"),
+        *_given_by_seawall("Once", "connection", "request", "terms", "count", "wait"),
         *_given_by_seawall("Received", "verdict", "messages", "ack"),
         # a job that `Jobs` has handed out, and what `Jobs.asubmit` checks
         *_given_by_seawall("JobsApi.accepted", "job", "request"),

@@ -19,7 +19,12 @@ from seawall.clock import SYSTEM
 from seawall.durable import Database, Sqlite, migrate
 from seawall.durable.database.connections import NamedQuery
 from seawall.durable.deferred import DeferredCalls
-from seawall.durable.outbox.operations import AggregateOutcome, claiming, renewing, settling
+from seawall.durable.outbox.operations import (
+    AggregateOutcome,
+    claim_aggregates,
+    renew_leases,
+    store_outcomes,
+)
 from seawall.durable.outbox.outbox import Outbox
 from seawall.runtime.driver import Steps
 from tests.durable.conftest import Opening, opening_by
@@ -61,13 +66,15 @@ def test_who_dies_in_its_transaction_stalls_its_own_aggregates_only(server: Open
             where = {"after": 0, "far": False, "batch": 10, "largest": 1000}
             claim = {"owner": "dead", "lease": 1000}
             lanes = (
-                await database.arun(lambda: claiming("postgres", outbox.name, **where, **claim))
-            ).lanes
+                await database.arun(
+                    lambda: claim_aggregates("postgres", outbox.name, **where, **claim)
+                )
+            ).aggregates
             held = {"lanes": str(lanes[0].lane), "epochs": str(lanes[0].epoch), "uptos": "1"}
             failed = [AggregateOutcome(lane, 0, "again", 1) for lane in lanes]
             steps: dict[str, Steps[Any]] = {
-                "renewing": renewing("postgres", "dead", lanes, 1000),
-                "telling": settling("postgres", outbox.name, "dead", failed, keep=False),
+                "renewing": renew_leases("postgres", "dead", lanes, 1000),
+                "telling": store_outcomes("postgres", outbox.name, "dead", failed, keep=False),
                 "keeping": asked("outbox.keep", outbox=outbox.name, owner="dead", **held),
             }
             async with database.atransaction() as raw:
@@ -92,12 +99,12 @@ def test_a_file_is_locked_from_the_look_at_ones_claims_on(tmp_path: Path):
     with database.transaction() as connection:
         outbox.add(connection, "order", "7", "placed", {})
     where = {"after": 0, "far": False, "batch": 10, "largest": 1000}
-    claimed = partial(claiming, "sqlite", outbox.name, **where, owner="me", lease=1)
-    lanes = database.run(claimed).lanes
+    claimed = partial(claim_aggregates, "sqlite", outbox.name, **where, owner="me", lease=1)
+    lanes = database.run(claimed).aggregates
     late = sqlite3.connect(source.path)  # as its default is, and as SQLAlchemy has it
     try:
         settled = [AggregateOutcome(lanes[0], 1, "done")]
-        telling = settling("sqlite", outbox.name, "me", settled, keep=False)
+        telling = store_outcomes("sqlite", outbox.name, "me", settled, keep=False)
         looked = database.connection(late).run(first_of(telling))
         assert looked == [(lanes[0].lane,)]
         assert late.in_transaction

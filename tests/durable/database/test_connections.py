@@ -340,7 +340,6 @@ def test_an_outbox_takes_no_event_of_a_session_that_commits_each_statement(postg
             for adding in (
                 outbox.aadd(session, "order", "1", "placed", {}),
                 outbox.aadd_all(session, [NewEvent("order", "1", "placed", {})]),
-                outbox.add(session, "order", "1", "placed", {}),
             ):
                 with pytest.raises(RuntimeError, match="another isolation_level than AUTOCOMMIT"):
                     await adding

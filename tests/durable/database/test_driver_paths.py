@@ -264,7 +264,7 @@ async def everything(database: Database, raw: Any) -> tuple[bool, Any]:
             return False, once.value
         made = NewEvent("order", "1", "made", {"ü": 1})
         once.answer({"order": 1}, outbox=outbox, events=[made])
-    added = await done(outbox.add(raw, "order", "1", "paid", b"\x00\xff"))
+    added = await outbox.aadd(raw, "order", "1", "paid", b"\x00\xff")
     async with entered(asking, inbox.once(raw, "billing", "m1")) as first:
         assert first
     message = await sender.asend(raw, "first") if is_async else sender.send(raw, "first")
@@ -440,7 +440,7 @@ def test_every_source_awaited(source: Any, postgres: Postgres, tmp_path: Path):
             assert isinstance(again, Replay)
             assert again.answer.body == b"\x00\xff"
             async with begun(database) as raw:
-                await done(outbox.add(raw, "order", "1", "made", {}))
+                await outbox.aadd(raw, "order", "1", "made", {})
             assert await Dispatcher(outbox, lambda _event: None).drain() == 1
             jobs, later, vendor = Jobs(database), DeferredCalls(database, "mail", delay=0), Vendor()
             job = await jobs.asubmit(None, "double", 2, scope="t")

@@ -232,8 +232,7 @@ async def orders(database: Database) -> None:
                     made = NewEvent("order", key, "made", {"number": number})
                     once.answer(key, outbox=outbox, events=[made])
                 assert once.value == key
-            said = outbox.add(connection, "customer", key, "asked", {})
-            await said if database.is_async else None
+            await outbox.aadd(connection, "customer", key, "asked", {})
             return once.first
 
     assert sum(await asyncio.gather(*(place(n) for n in range(20)))) == 5

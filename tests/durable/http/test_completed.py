@@ -124,7 +124,7 @@ def test_what_cannot_be_looked_up_is_not_told(
     quick: Opening, monkeypatch: pytest.MonkeyPatch, fails: int, status: int
 ):
     """A database that is away after the commit: tried again, then 503; the repeat is answered."""
-    look, left = _asgi_request.RequestExecution._look, fails
+    look, left = _asgi_request.RequestExecution._read_record, fails
     monkeypatch.setattr(_asgi_request, "PAUSES", (0.0,))
 
     async def away(self: Any) -> Any:
@@ -134,7 +134,7 @@ def test_what_cannot_be_looked_up_is_not_told(
             raise ConnectionRefusedError
         return await look(self)
 
-    monkeypatch.setattr(_asgi_request.RequestExecution, "_look", away)
+    monkeypatch.setattr(_asgi_request.RequestExecution, "_read_record", away)
 
     async def main() -> None:
         async with quick() as database:
@@ -154,7 +154,7 @@ def test_without_the_record_a_rollback_would_be_told_as_done(
     async def believed(_self: Any) -> Any:
         return Replay(PAID)
 
-    monkeypatch.setattr(_asgi_request.RequestExecution, "_look", believed)
+    monkeypatch.setattr(_asgi_request.RequestExecution, "_read_record", believed)
 
     async def main() -> None:
         async with quick() as database:
@@ -450,7 +450,7 @@ def test_what_it_can_be_completed_with(quick: Opening):
                 event = NewEvent("payment", FromRow("id"), "paid", {})
                 with pytest.raises(TypeError, match="no row here"):
                     claim.complete(conn, 1, outbox=till.outbox, events=[event])
-            assert not claim._tried
+            assert not claim._attempted
             conn = database.source.connect()
             with pytest.raises(RuntimeError, match="no transaction"):
                 claim.complete(conn, 1)
@@ -519,7 +519,7 @@ def test_dispatchers_are_told(postgres: Postgres, tmp_path: Path):
         async with opening_by("asyncpg", postgres, tmp_path)() as database:
             till = await Till(database).prepare()
             waker, heard, channel = Waker(), asyncio.Queue[str](), till.outbox.channel
-            till.outbox._has_dispatcher(waker)
+            till.outbox._register(waker)
             till.options = {"notify": True}
             listener = await asyncpg.connect(postgres.url)
             await listener.add_listener(

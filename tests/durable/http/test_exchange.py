@@ -94,7 +94,7 @@ def test_the_end_comes_after_the_record(case: Parts):
 
 def test_without_holding_back_it_would_not(monkeypatch: pytest.MonkeyPatch):
     """Ablation: a part that is sent as it comes may be the last one of a declared length."""
-    monkeypatch.setattr(RecordedExchange, "_more", _more_at_once)
+    monkeypatch.setattr(RecordedExchange, "_take_part", _more_at_once)
     assert falsified(check_recorded_first, PARTS)
 
 

@@ -142,7 +142,7 @@ async def lost_answers(
         async def no_time(_seconds: float) -> None:
             pass
 
-        monkeypatch.setattr(worker, "_nap", no_time)
+        monkeypatch.setattr(worker, "_pause", no_time)
         await worker.run_once()
         late: int = worker.snapshot()["refused_late"]
         return late
@@ -201,7 +201,7 @@ async def taken_over(opening: Opening, monkeypatch: pytest.MonkeyPatch, poison: 
             clock.advance(29.0)  # which is, since it was claimed, more than the lease
 
         late = dispatcher(outbox, slow, **options)
-        monkeypatch.setattr(late, "_nap", no_time)
+        monkeypatch.setattr(late, "_pause", no_time)
         unheard.meanwhile = another
         unheard.lose("before")
         await late.run_once()

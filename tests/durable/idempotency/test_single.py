@@ -234,7 +234,7 @@ def test_unless_it_looks_a_repeat_is_told_a_failure(shop: Any, monkeypatch: pyte
     """Ablation: raising the statement's own error reports a payment as failed."""
     from seawall.durable.idempotency import single_statement as module
 
-    monkeypatch.setattr(module, "_is_answer", lambda error: module._has_state(error, "23505"))
+    monkeypatch.setattr(module, "_is_refusal", lambda error: module._has_state(error, "23505"))
 
     async def main() -> None:
         async with shop() as s:

@@ -30,8 +30,7 @@ async def begun(database: Database) -> AsyncIterator[Any]:
 
 async def add(outbox: Outbox, connection: Any, *args: Any, **options: Any) -> str:
     """Add an event, whatever the connection is."""
-    told = outbox.add(connection, *args, **options)
-    return told if isinstance(told, str) else await told
+    return await outbox.aadd(connection, *args, **options)
 
 
 async def committed(outbox: Outbox, *events: tuple[str, str, str, Any]) -> list[str]:

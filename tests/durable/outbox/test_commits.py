@@ -242,16 +242,16 @@ def test_with_a_cursor_a_late_commit_is_skipped(
     """Ablation: a dispatcher with a cursor never delivers a late commit."""
     from seawall.durable.outbox import dispatcher as module
 
-    original = module.claiming
+    original = module.claim_aggregates
     seen_upto = 0
 
     def forwards(*args: Any, after: int, **options: Any) -> Any:
         nonlocal seen_upto
         found = yield from original(*args, after=max(after, seen_upto), **options)
-        seen_upto = max([seen_upto, *(lane.lane for lane in found.lanes)])
+        seen_upto = max([seen_upto, *(one.lane for one in found.aggregates)])
         return found
 
-    monkeypatch.setattr(module, "claiming", forwards)
+    monkeypatch.setattr(module, "claim_aggregates", forwards)
 
     async def main() -> None:
         async with opening_by("asyncpg", postgres, tmp_path)() as database:

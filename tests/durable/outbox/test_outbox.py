@@ -107,8 +107,7 @@ def test_several_at_once_have_their_places(opening: Opening):
             outbox, seen = Outbox(database), Seen()
             events = [NewEvent("order", str(n % 2), "moved", n, {"n": str(n)}) for n in range(5)]
             async with begun(database) as connection:
-                told = outbox.add_all(connection, events)
-                ids = told if isinstance(told, list) else await told
+                ids = await outbox.aadd_all(connection, events)
             await numbered(outbox, "0", 1)
             await dispatcher(outbox, seen.each).drain()
             by_id = {event.id: event for event in seen.events}
@@ -205,8 +204,7 @@ def test_business_values_are_delivered_as_text(opening: Opening):
             outbox, seen = Outbox(database), Seen()
             async with begun(database) as connection:
                 await add(outbox, connection, "order", whose, "made", payload)
-                told = outbox.add_all(connection, [NewEvent("order", whose, "paid", payload)])
-                _ids = told if isinstance(told, list) else await told
+                await outbox.aadd_all(connection, [NewEvent("order", whose, "paid", payload)])
             await dispatcher(outbox, seen.each).drain()
             assert seen.order == [(str(whose), 1), (str(whose), 2)]
             for event in seen.events:

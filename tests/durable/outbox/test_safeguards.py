@@ -353,7 +353,7 @@ def test_an_event_needs_a_transaction(opening: Opening):
                 connection = database.source.connect()
                 with pytest.raises(RuntimeError, match="transaction"):
                     outbox.add(connection, "order", "1", "made", 1)
-                with pytest.raises(TypeError, match="without the a"):
+                with pytest.raises(RuntimeError, match="transaction"):
                     await outbox.aadd(connection, "order", "1", "made", 1)
                 connection.close()
             else:
@@ -361,7 +361,9 @@ def test_an_event_needs_a_transaction(opening: Opening):
                     with pytest.raises(RuntimeError, match="transaction"):
                         await outbox.aadd(connection, "order", "1", "made", 1)
                     with pytest.raises(RuntimeError, match="transaction"):
-                        outbox.add_all(connection, [])
+                        await outbox.aadd_all(connection, [])
+                    with pytest.raises(TypeError, match="begins with a"):
+                        outbox.add(connection, "order", "1", "made", 1)
             assert (await outbox.asurvey())["pending"] == 0
 
     asyncio.run(main())

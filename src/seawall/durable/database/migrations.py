@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from seawall.durable.database.connections import TextQuery
-from seawall.durable.database.database import Database
+from seawall.durable.database.database import Database, checked_database
 from seawall.durable.database.statements import Dialect
 from seawall.runtime.driver import Steps
 
@@ -52,18 +52,12 @@ def migrations(dialect: Dialect) -> tuple[Migration, ...]:
 
 def migrate(database: Database) -> list[int]:
     """Bring the tables up to date; return the steps that were done now."""
-    return _checked(database).run(lambda: _steps(database))
+    return checked_database("migrate", database).run(lambda: _steps(database))
 
 
 async def amigrate(database: Database) -> list[int]:
     """Async twin of `migrate`."""
-    return await _checked(database).arun(lambda: _steps(database))
-
-
-def _checked(database: Database) -> Database:
-    if not isinstance(database, Database):
-        raise TypeError(f"database={database!r}: pass a Database, such as Database(pool)")
-    return database
+    return await checked_database("amigrate", database).arun(lambda: _steps(database))
 
 
 def _steps(database: Database) -> Steps[list[int]]:

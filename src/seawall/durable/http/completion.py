@@ -176,7 +176,7 @@ class IdempotentRequest:
     # For the middleware
 
     @property
-    def _tried(self) -> bool:
+    def _attempted(self) -> bool:
         """Whether `complete` was called, in a transaction that may be committed."""
         return self._connection is not None
 

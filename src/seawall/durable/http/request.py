@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from seawall.durable.http.middleware import IdempotentRequests
 
 Scope = MutableMapping[str, Any]
-Instead = Callable[[], Awaitable[None]] | None
+Replacement = Callable[[], Awaitable[None]] | None
 """A sender of a response that replaces the app's own; None if the app's own is sent."""
 
 SCOPE_KEY: Final = "seawall.idempotency"
@@ -54,7 +54,7 @@ SCOPE_KEY: Final = "seawall.idempotency"
 
 PAUSES: Final = (0.1, 0.4, 1.6)
 """Seconds between attempts to record a response while the database is unreachable."""
-UNSEEN: Final = frozenset(
+HIDDEN_EXTENSIONS: Final = frozenset(
     {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
 )
 """ASGI extensions whose content we would not see and could not record: hidden from the app."""
@@ -77,7 +77,7 @@ class RequestExecution:
         try:
             found = await self._reserve(self._owner.wait)
         except RecordGarbled as error:
-            await self._tell_unreadable(error)
+            await self._respond_unreadable(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, none runs without a record
             self._owner._count("store_away")
             self._log(error)
@@ -86,14 +86,14 @@ class RequestExecution:
             if isinstance(found, Fresh):
                 await self._execute(found.claim, scope, body)
             else:
-                await self._tell(found)
+                await self._respond(found)
 
     async def _reserve(self, wait: float = 0.0) -> KeyState:
         """Reserve the key. If cancelled meanwhile, it has taken nothing."""
         scope, operation, key, fingerprint = self._name
         return await self._idempotency.areserve(scope, operation, key, fingerprint, wait=wait)
 
-    async def _tell(self, found: Replay | Pending | Mismatch) -> None:
+    async def _respond(self, found: Replay | Pending | Mismatch) -> None:
         """Respond without running the request."""
         if isinstance(found, Replay):
             await self._replay(found.answer)
@@ -110,11 +110,11 @@ class RequestExecution:
         try:
             await answers.send_stored(self._send, answer, self._owner.never, replayed=True)
         except Garbled as error:
-            await self._tell_unreadable(error)
+            await self._respond_unreadable(error)
         else:
             self._owner._count("replays")
 
-    async def _tell_unreadable(self, error: Exception) -> None:
+    async def _respond_unreadable(self, error: Exception) -> None:
         self._owner._count("unreadable")
         self._log(error)
         await send_problem(self._send, answers.UNREADABLE, [])
@@ -134,7 +134,9 @@ class RequestExecution:
         outer = scope.get(SCOPE_KEY)
         scope[SCOPE_KEY] = self._idempotent
         if offered:
-            scope["extensions"] = {name: offered[name] for name in offered if name not in UNSEEN}
+            scope["extensions"] = {
+                name: offered[name] for name in offered if name not in HIDDEN_EXTENSIONS
+            }
         try:
             await exchange.run(owner.app, scope)
         finally:
@@ -147,29 +149,31 @@ class RequestExecution:
                 scope["extensions"] = offered
             await renewal.stop()
 
-    async def settle(self, answer: Answer, outcome: RequestOutcome) -> Instead:
+    async def settle(self, answer: Answer, outcome: RequestOutcome) -> Replacement:
         """Record `answer` or free the key; return a sender of another response, if needed."""
-        settled = await self._completed_by_the_app(answer)
+        settled = await self._completed_by_app(answer)
         if settled is not None:
             return settled[0]
-        outcome = outcome._replace(rolled_back=self._completion_tried)
+        outcome = outcome._replace(rolled_back=self._completion_attempted)
         if self._keeps(outcome):
             return await self._complete(answer, failed=outcome.status >= FAILURE)
-        instead = await self._free()
-        return self._telling(answers.NOT_DONE) if not instead and outcome.error else instead
+        replacement = await self._free()
+        return (
+            self._sender_of(answers.NOT_DONE) if not replacement and outcome.error else replacement
+        )
 
     def _keeps(self, outcome: RequestOutcome) -> bool:
         """Ask `keep=`, then the default. A `keep=` that raises must not cause a second effect."""
-        said = None
+        decision = None
         if self._owner.keep is not None:
             try:
-                said = self._owner.keep(outcome)
+                decision = self._owner.keep(outcome)
             except Exception as error:  # noqa: BLE001 - the user's function; logged
                 self._log(error)
                 return True
-        return answers.keeps(outcome) if said is None else bool(said)
+        return answers.keeps(outcome) if decision is None else bool(decision)
 
-    async def _complete(self, answer: Answer, *, failed: bool) -> Instead:
+    async def _complete(self, answer: Answer, *, failed: bool) -> Replacement:
         if failed:
             self._owner._count("failed")
         if answers.is_tombstone(answer):
@@ -185,35 +189,35 @@ class RequestExecution:
                 self._log(error)
                 if pause is None:
                     self._owner._count("store_away")
-                    return self._telling(answers.store_away(error, self._idempotency.lease))
+                    return self._sender_of(answers.store_away(error, self._idempotency.lease))
                 await sleep_async(pause)
             else:
                 break
         self._owner._count("refused_late")
-        return self._tell_the_truth
+        return self._respond_from_record
 
     # Completed by the app, in its own transaction
 
-    async def _completed_by_the_app(self, answer: Answer | None) -> tuple[Instead] | None:
+    async def _completed_by_app(self, answer: Answer | None) -> tuple[Replacement] | None:
         """Return the replacement to send; None if the app has not completed the request.
 
         A call of `IdempotentRequest.complete` is no proof: its transaction may have been rolled
         back, or committed without an answer. Only the record is reliable.
         """
-        if self._idempotent is None or not self._idempotent._tried:
+        if self._idempotent is None or not self._idempotent._attempted:
             return None
         try:
-            found = await self._found(self._idempotent)
-        except StillOpen:
+            found = await self._completed_state(self._idempotent)
+        except TransactionStillOpen:
             raise
         except Exception as error:  # noqa: BLE001 - from any driver; already logged
             self._owner._count("store_away")
-            return (self._telling(answers.store_away(error, self._idempotency.lease)),)
+            return (self._sender_of(answers.store_away(error, self._idempotency.lease)),)
         if isinstance(found, Pending):  # it was rolled back
             return None
         if found is None:
             self._owner._count("refused_late")
-            return (self._tell_the_truth,)
+            return (self._respond_from_record,)
         await self._stop_renewing()
         self._idempotency._count("failed" if found.failed else "completed")
         if found.failed:
@@ -234,17 +238,17 @@ class RequestExecution:
         return (lambda: answers.send_stored(self._send, found.answer, never, replayed=False),)
 
     @property
-    def _completion_tried(self) -> bool:
-        return self._idempotent is not None and self._idempotent._tried
+    def _completion_attempted(self) -> bool:
+        return self._idempotent is not None and self._idempotent._attempted
 
-    async def _found(self, request: IdempotentRequest) -> Replay | Pending | None:
+    async def _completed_state(self, request: IdempotentRequest) -> Replay | Pending | None:
         """Return the state of the record once the app's transaction has ended."""
         for pause in (*PAUSES, None):
             open_ = request._is_open()
             # On SQLite the query would wait for that transaction, which may be waiting for us.
             if not (open_ and self._idempotency.database.dialect == "sqlite"):
                 try:
-                    found = await uninterrupted(self._look())
+                    found = await uninterrupted(self._read_record())
                 except Exception as error:
                     self._log(error)
                     if pause is None:
@@ -256,12 +260,12 @@ class RequestExecution:
                         return found
             if pause is not None:
                 await sleep_async(pause)
-        raise StillOpen(
+        raise TransactionStillOpen(
             f"{self._name.operation}: the transaction in which it was completed is still open when"
             " its answer is sent: commit before you return"
         )
 
-    async def _look(self) -> Replay | Pending | None:
+    async def _read_record(self) -> Replay | Pending | None:
         claim = self._claim
         assert claim is not None  # noqa: S101 - an IdempotentRequest has a claim
         with without_deadline():
@@ -272,7 +276,7 @@ class RequestExecution:
         if self._renewal is not None:
             await self._renewal.stop()
 
-    async def _tell_the_truth(self) -> None:
+    async def _respond_from_record(self) -> None:
         """Respond from the record of the worker that took over, as to a new request."""
         try:
             found = await self._reserve()
@@ -283,14 +287,14 @@ class RequestExecution:
         if isinstance(found, Fresh):  # the worker that took over has abandoned it
             await uninterrupted(self._idempotency.aabandon(found.claim))
             found = Pending(1.0)
-        await self._tell(found)
+        await self._respond(found)
 
-    async def abandon(self) -> Instead:
+    async def abandon(self) -> Replacement:
         """Free the key; return a sender of a response, if there is one after all."""
-        settled = await self._completed_by_the_app(None)
+        settled = await self._completed_by_app(None)
         return await self._free() if settled is None else settled[0]
 
-    async def _free(self) -> Instead:
+    async def _free(self) -> Replacement:
         """Delete the record, so that the next request with its key runs.
 
         A transaction that completes the request and is still being committed (its client has lost
@@ -302,16 +306,16 @@ class RequestExecution:
             held = await uninterrupted(self._idempotency.aabandon(self._claim))
         except Exception as error:  # noqa: BLE001 - from any driver
             self._log(error)
-            if self._completion_tried:  # it may be committed after all: only the record knows
+            if self._completion_attempted:  # it may be committed after all: only the record knows
                 self._owner._count("store_away")
-                return self._telling(answers.store_away(error, self._idempotency.lease))
+                return self._sender_of(answers.store_away(error, self._idempotency.lease))
             # The refusal is correct anyway; the next request has to wait until the lease expires.
         await self._stop_renewing()
         # Perhaps nothing was done because the worker that took over had already done it.
         self._owner._count("abandoned" if held else "refused_late")
-        return None if held else self._tell_the_truth
+        return None if held else self._respond_from_record
 
-    def _telling(self, problem: Problem) -> Instead:
+    def _sender_of(self, problem: Problem) -> Replacement:
         return lambda: send_problem(self._send, problem, [])
 
     def _log(self, error: Exception) -> None:
@@ -320,7 +324,7 @@ class RequestExecution:
         log.error("%s: its record: %s", self._name.operation, described(error))
 
 
-class StillOpen(RuntimeError):
+class TransactionStillOpen(RuntimeError):
     """The app has responded, but the transaction that completes the claim is still open."""
 
 
@@ -328,30 +332,36 @@ class RecordedExchange:
     """The `receive` and `send` of the app."""
 
     def __init__(
-        self, body: bytes, to: Send, request: RequestExecution, most: int, never: frozenset[bytes]
+        self,
+        body: bytes,
+        send: Send,
+        request: RequestExecution,
+        max_body: int,
+        never: frozenset[bytes],
     ) -> None:
-        """Pass `body` to the app and its response `to` the client; record up to `most` bytes.
+        """Pass `body` to the app, and its response to the client by `send`.
 
-        `request` stores the response or frees the key, and may return a sender of another response.
+        Up to `max_body` bytes of it are recorded. `request` stores the response or frees the key,
+        and may return a sender of another response.
         """
         self._body: bytes | None = body
-        self._to = to
+        self._send_to_client = send
         self._request = request
-        self._most = most
+        self._max_body = max_body
         self._never = never
-        self._over = asyncio.Event()
+        self._completed = asyncio.Event()
         self._settled = False
         self._start: Message | None = None
-        self._begun = False
+        self._started = False
         """Whether anything has been sent to the client."""
-        self._holds: Literal["end", "last part", "all"] = "end"
+        self._hold_back: Literal["end", "last part", "all"] = "end"
         self._held: list[Message] = []
         self._closes = False
         """Whether the end of the connection marks the end of a body without a length."""
         self._recording = bytearray()
         self._size = 0
-        self._gone = False
-        self._trouble: Exception | None = None
+        self._disconnected = False
+        self._send_error: Exception | None = None
 
     async def run(
         self, app: Callable[..., Awaitable[None]], scope: MutableMapping[str, Any]
@@ -366,8 +376,8 @@ class RecordedExchange:
             raise
         if not self._settled:
             await self._fail(None)
-        if self._trouble is not None:
-            raise self._trouble
+        if self._send_error is not None:
+            raise self._send_error
 
     # Receiving
 
@@ -376,7 +386,7 @@ class RecordedExchange:
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._over.wait()
+        await self._completed.wait()
         return {"type": "http.disconnect"}
 
     # Sending
@@ -394,9 +404,9 @@ class RecordedExchange:
             check_sendable(status, headers)
             self._start = {**message, "status": status, "headers": headers}
             if any(name.lower() == b"content-length" for name, _ in headers):
-                self._holds = "last part"
+                self._hold_back = "last part"
             elif self._closes:
-                self._holds = "all"
+                self._hold_back = "all"
         elif kind != "http.response.body":
             # for instance early hints, which are not part of the response
             await self._pass(message)
@@ -405,41 +415,41 @@ class RecordedExchange:
         else:
             part = bytes(message.get("body", b""))
             self._size += len(part)
-            if self._size <= self._most:
+            if self._size <= self._max_body:
                 self._recording += part
             else:
                 self._recording.clear()
             if message.get("more_body"):
-                await self._more(part)
+                await self._take_part(part)
             else:
                 await self._end(message)
 
-    async def _more(self, part: bytes) -> None:
+    async def _take_part(self, part: bytes) -> None:
         if not part:
             return
         self._held.append({"type": "http.response.body", "body": part, "more_body": True})
-        if self._holds == "all" and self._size <= self._most:
+        if self._hold_back == "all" and self._size <= self._max_body:
             return
-        stay = 0 if self._holds == "end" else 1
+        stay = 0 if self._hold_back == "end" else 1
         while len(self._held) > stay:
             await self._release(self._held.pop(0))
 
     async def _release(self, message: Message) -> None:
         """Send a message now, after the start of the response."""
-        if not self._begun and self._start is not None:
-            self._begun = True
+        if not self._started and self._start is not None:
+            self._started = True
             await self._pass(self._start)
         await self._pass(message)
 
     async def _pass(self, message: Message) -> None:
-        if self._gone:
+        if self._disconnected:
             return
         try:
-            await self._to(message)
+            await self._send_to_client(message)
         except OSError:  # the client has disconnected
-            self._gone = True
+            self._disconnected = True
         except Exception as error:  # noqa: BLE001 - raised when the claim is settled
-            self._gone, self._trouble = True, error
+            self._disconnected, self._send_error = True, error
 
     # Ending
 
@@ -450,47 +460,47 @@ class RecordedExchange:
         headers: Headers = self._start["headers"]
         self._settled = True
         try:
-            body = bytes(self._recording) if self._size <= self._most else None
+            body = bytes(self._recording) if self._size <= self._max_body else None
             answer = answers.recorded(status, headers, body, self._never)
-            instead = await self._request.settle(answer, RequestOutcome(status, headers))
+            replacement = await self._request.settle(answer, RequestOutcome(status, headers))
             self._recording.clear()
-            if instead is not None:
-                await self._send_instead(instead)
+            if replacement is not None:
+                await self._send_replacement(replacement)
             else:
                 for message in (*self._held, last):
                     await self._release(message)
-        except StillOpen:
+        except TransactionStillOpen:
             self._settled = False  # the app must roll back, and gets the exception from `send`
             raise
         finally:
-            self._over.set()
+            self._completed.set()
 
-    async def _send_instead(self, instead: Callable[[], Awaitable[None]]) -> None:
-        if self._begun:
+    async def _send_replacement(self, replacement: Callable[[], Awaitable[None]]) -> None:
+        if self._started:
             # The client has part of a response that does not count: it must not get the end.
             raise LeaseLost("the answer could not be recorded: another worker may have taken over")
-        self._begun = True
-        if not self._gone:
-            await instead()
+        self._started = True
+        if not self._disconnected:
+            await replacement()
 
     async def _fail(self, error: Exception | None) -> None:
         """Settle a request that the app has left without a response, or with an incomplete one."""
         self._settled = True
-        if not self._begun and says_nothing_was_done(error):
-            instead = await self._request.abandon()
-            if instead is not None:
-                await self._send_instead(instead)
-            self._over.set()
+        if not self._started and means_not_attempted(error):
+            replacement = await self._request.abandon()
+            if replacement is not None:
+                await self._send_replacement(replacement)
+            self._completed.set()
             return
         status, headers, body = answers.failure_of(error)
         answer = answers.recorded(status, headers, body, self._never)
-        instead = await self._request.settle(answer, RequestOutcome(status, headers, error))
-        if instead is not None and not self._begun:
-            await self._send_instead(instead)
-        elif not self._begun:
+        replacement = await self._request.settle(answer, RequestOutcome(status, headers, error))
+        if replacement is not None and not self._started:
+            await self._send_replacement(replacement)
+        elif not self._started:
             self._start = {"type": "http.response.start", "status": status, "headers": headers}
             await self._release({"type": "http.response.body", "body": body})
-        self._over.set()
+        self._completed.set()
 
 
 def _checked(word: object) -> bytes:
@@ -499,7 +509,7 @@ def _checked(word: object) -> bytes:
     return bytes(word)
 
 
-def says_nothing_was_done(error: Exception | None) -> bool:
+def means_not_attempted(error: Exception | None) -> bool:
     """Return whether an error is a refusal (`Rejected`), even wrapped by a vendor's SDK.
 
     The type decides, not the status sent to the client: a lost lease, an unreachable store, or the

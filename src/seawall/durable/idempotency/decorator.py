@@ -185,12 +185,12 @@ def _wrapped_async(idempotency: Idempotency, rules: FunctionRules) -> Function:
 
 
 def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
-    named = _named(rules, args, kwargs)
+    named = _record_name(rules, args, kwargs)
     found = yield _MethodCall("reserve", named, {"wait": rules.wait})
     if isinstance(found, Replay):
-        return _replayed(rules, found)
+        return _replay(rules, found)
     if not isinstance(found, Fresh):
-        refuse(found, rules.operation, _ignored)  # already counted by `reserve`
+        refuse(found, rules.operation, _count_nothing)  # already counted by `reserve`
     claim = found.claim
     try:
         result = yield claim
@@ -198,30 +198,30 @@ def _steps(rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise  # nothing can be awaited any more: the lease expires
     except rules.keep as error:
         outcome = {"error": type(error).__name__, "message": _message(error)}
-        good = yield _Uninterrupted(_store(claim, outcome, failed=True))
-        if not good:
+        accepted = yield _Uninterrupted(_store_steps(claim, outcome, failed=True))
+        if not accepted:
             raise _lost(rules) from error
         raise
     except BaseException:
         with suppress(Exception):
-            yield _Uninterrupted(_give_up(claim))
+            yield _Uninterrupted(_abandon_steps(claim))
         raise
     try:
-        answer = _written(rules, result)
+        answer = _stored_form(rules, result)
     except Exception:
         if iscoroutine(result) and getcoroutinestate(result) == CORO_CREATED:
             result.close()
             with suppress(Exception):
-                yield _Uninterrupted(_give_up(claim))
+                yield _Uninterrupted(_abandon_steps(claim))
             raise TypeError(
                 f"{rules.operation!r} returned a coroutine, which did not run: write `async def`,"
                 " and await there what it calls"
             ) from None
         # The function has run, and must not run again because its result cannot be stored.
-        yield _Uninterrupted(_store(claim, _NOT_KEPT))
+        yield _Uninterrupted(_store_steps(claim, _NOT_KEPT))
         raise
-    good = yield _Uninterrupted(_store(claim, answer))
-    if not good:
+    accepted = yield _Uninterrupted(_store_steps(claim, answer))
+    if not accepted:
         raise _lost(rules)
     return result
 
@@ -237,7 +237,7 @@ def _message(error: Exception) -> str:
         return ""
 
 
-def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
+def _store_steps(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bool]:
     """Complete the claim, with retries: completing twice has the effect of once."""
     asked = _MethodCall("complete", (claim, answer), {"failed": failed})
     for pause in PAUSES:
@@ -248,11 +248,11 @@ def _store(claim: KeyClaim, answer: object, *, failed: bool = False) -> Steps[bo
     return bool((yield asked))
 
 
-def _give_up(claim: KeyClaim) -> Steps[None]:
+def _abandon_steps(claim: KeyClaim) -> Steps[None]:
     yield _MethodCall("abandon", (claim,), {})
 
 
-def _written(rules: FunctionRules, result: Any) -> Any:
+def _stored_form(rules: FunctionRules, result: Any) -> Any:
     """Return a result in its stored form, or raise."""
     if rules.codec is not None:
         if iscoroutine(result):
@@ -262,7 +262,7 @@ def _written(rules: FunctionRules, result: Any) -> Any:
     return result
 
 
-def _replayed(rules: FunctionRules, found: Replay) -> Any:
+def _replay(rules: FunctionRules, found: Replay) -> Any:
     if not found.answer.kept:
         raise AnswerNotKept(f"what {rules.operation!r} returned could not be kept")
     value = records.value_of(found)
@@ -275,25 +275,25 @@ def _replayed(rules: FunctionRules, found: Replay) -> Any:
             raise RecordGarbled("the stored record makes no sense: a failure without its error")
 
 
-def _named(
+def _record_name(
     rules: FunctionRules, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str | None, str, str, object]:
     """Return the arguments that name the record of one call."""
     bound = rules.shape.bind(*args, **kwargs)
     bound.apply_defaults()
 
-    def said(how: str | Function | None, otherwise: Callable[[], str | None]) -> Any:
+    def value_from(how: str | Function | None, otherwise: Callable[[], str | None]) -> Any:
         if how is None:
             return otherwise()
         return bound.arguments[how] if isinstance(how, str) else how(*args, **kwargs)
 
-    key = said(rules.key, current_idempotency_key)
+    key = value_from(rules.key, current_idempotency_key)
     if key is None:
         raise KeyMissing(
             f"{rules.operation!r} needs a key: give one, or `with idempotency_key(...)`"
         )
     check_key(key)
-    scope = said(rules.scope, current_tenant)
+    scope = value_from(rules.scope, current_tenant)
     if rules.fingerprint == "arguments":
         payload: object = _arguments_text(rules, dict(bound.arguments))
     else:
@@ -334,5 +334,5 @@ def _is_owner(rules: FunctionRules, first: Any) -> bool:
     return False
 
 
-def _ignored(_what: str) -> None:
+def _count_nothing(_what: str) -> None:
     """Count nothing."""

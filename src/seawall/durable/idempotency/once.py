@@ -21,12 +21,12 @@ from seawall.durable.database.statements import Dialect, TableNames
 from seawall.durable.database.transaction_block import TransactionBlock
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.records import KeyRequest, KeyTerms
-from seawall.durable.outbox.outbox import Outbox
+from seawall.durable.outbox.outbox import Outbox, listed_events
 from seawall.errors import KeyInFlight, KeyReused
 from seawall.models.idempotency import Fresh, KeyClaim, Mismatch, Pending, Replay
 from seawall.runtime.driver import Steps
 
-_at_work: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
+_open_blocks: Final[WeakValueDictionary[tuple[Any, ...], Once]] = WeakValueDictionary()
 """The open blocks that were first with their key, by connection and key.
 
 A repeat nested in one of them sees its record, which is not committed and has no answer yet.
@@ -42,7 +42,7 @@ class Once(TransactionBlock["Once"]):
     def __init__(
         self,
         connection: Connection,
-        wanted: KeyRequest,
+        request: KeyRequest,
         terms: KeyTerms,
         count: Callable[[str], None],
         *,
@@ -50,13 +50,13 @@ class Once(TransactionBlock["Once"]):
     ) -> None:
         super().__init__(connection)
         self._wait = wait
-        self._wanted = wanted
+        self._request = request
         self._terms = terms
         self._count = count
         self._claim: KeyClaim | None = None
         self._answer: tuple[object] | None = None
         self._events = KeyEvents()
-        self._known = False
+        self._reserved = False
         self.first = False
         """Whether this is the first time, so that the block should do its work."""
         self.value: Any = None
@@ -68,7 +68,7 @@ class Once(TransactionBlock["Once"]):
 
     def __repr__(self) -> str:
         state = "not entered" if not self._entered else "first" if self.first else "a repeat"
-        return f"<Once of {self._wanted.operation!r}: {state}>"
+        return f"<Once of {self._request.operation!r}: {state}>"
 
     def answer(
         self,
@@ -96,62 +96,62 @@ class Once(TransactionBlock["Once"]):
         self.value = value
 
     def _begin(self) -> Steps[Once]:
-        asked = self._connection
-        names = asked.names if asked.dialect == "postgres" else None
-        found = yield from records.reserve_once(self._wanted, self._terms, names, wait=self._wait)
-        self._known = True
+        connection = self._connection
+        names = connection.names if connection.dialect == "postgres" else None
+        found = yield from records.reserve_once(self._request, self._terms, names, wait=self._wait)
+        self._reserved = True
         match found:
             case Fresh(claim):
                 self.first, self._claim = True, claim
-                _at_work[self._place] = self
+                _open_blocks[self._place] = self
                 self._count("taken_over" if claim.taken_over else "fresh")
             case Replay():
-                self._refuse_nesting()
+                self._refuse_nested()
                 self._count("replays")
                 self.value, self.kept = records.value_of(found), found.answer.kept
                 self.failed = found.failed
             case refused:
-                refuse(refused, self._wanted.operation, self._count)
+                refuse(refused, self._request.operation, self._count)
         return self
 
     @property
     def _place(self) -> tuple[Any, ...]:
-        asked = self._connection
-        return (id(asked.raw), asked.names, *self._wanted[:3])
+        connection = self._connection
+        return (id(connection.raw), connection.names, *self._request[:3])
 
-    def _refuse_nesting(self) -> None:
-        outer = _at_work.get(self._place)
+    def _refuse_nested(self) -> None:
+        outer = _open_blocks.get(self._place)
         if outer is not None and not outer._left:
             raise RuntimeError(
-                f"{self._wanted.operation!r}: this transaction is inside a block with the same key,"
-                " which has no answer yet: leave that block first, or use another key"
+                f"{self._request.operation!r}: this transaction is inside a block with the same"
+                " key, which has no answer yet: leave that block first, or use another key"
             )
 
     def _end(self) -> Steps[None]:
         if self._claim is None:
             return
         if self._answer is None:
-            there = (yield from records.held(self._claim)) is not None
+            stored = (yield from records.held(self._claim)) is not None
         else:
             storing = partial(records.set_answer, self._claim, self._answer[0], self._terms)
             dialect = self._connection.dialect
-            there = yield from self._events.commit_with(storing, self._claim, dialect)
-        if not there:
+            stored = yield from self._events.commit_with(storing, self._claim, dialect)
+        if not stored:
             raise RuntimeError(
-                f"the record of {self._wanted.operation!r} is gone: it was rolled back to a"
+                f"the record of {self._request.operation!r} is gone: it was rolled back to a"
                 " savepoint inside the block; let the error leave the block instead"
             )
         self._claim = None
         self._count("completed")
 
     def _undo(self) -> Steps[None]:
-        if self._known and self._claim is None:
+        if self._reserved and self._claim is None:
             return  # a repeat has taken nothing
         if self._claim is not None:
             self._claim = None
             self._count("abandoned")
         # By owner: a caller that was cancelled while asking does not know whether it got the key.
-        yield from records.withdraw(self._wanted)
+        yield from records.withdraw(self._request)
 
 
 class KeyEvents(NamedTuple):
@@ -186,22 +186,21 @@ class KeyEvents(NamedTuple):
         if outbox is None or not events:
             return (yield from storing("", {}))
         trail = records.trail_of(claim.owner, claim.epoch)
+        by_id = {f"{trail}-{index}": event for index, event in enumerate(events)}
         if dialect == "postgres":
-            rows = outbox.rows_cte(events, source=source)
-            rows.follow(trail)
-            there = yield from storing(*rows)
+            stored = yield from storing(*outbox._members(by_id, source))
         else:
-            there = yield from storing("", {})
-            if there:
-                yield from outbox._adding_all(dialect, events, notify=False, trail=trail)
-        if there and notify:
-            yield from outbox._notifying(dialect)
-        return there
+            stored = yield from storing("", {})
+            if stored:
+                yield from outbox._add_all_steps(by_id, notify=False)
+        if stored and notify:
+            yield from outbox._notify()
+        return stored
 
 
 def checked_events(outbox: Outbox | None, events: Iterable[Any], names: TableNames) -> list[Any]:
     """Return the events as a list, if `outbox` uses the same tables (`names`) as the key."""
-    given = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
+    given = listed_events(events)
     if outbox is None:
         if given:
             raise TypeError("events: say which outbox they are for, too: outbox=...")

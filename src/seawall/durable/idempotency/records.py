@@ -35,9 +35,9 @@ from seawall.models.idempotency import (
 )
 from seawall.runtime.driver import Steps
 
-COME_AGAIN: Final = 1.0
+UNKNOWN_WAIT: Final = 1.0
 """Seconds for `retry_after` while a transaction is running, whose duration is unknown."""
-LOOKS: Final = 8
+MOST_READS: Final = 8
 """Maximum number of times that a record may change while one call looks at it."""
 
 
@@ -105,13 +105,13 @@ class KeyRequest(NamedTuple):
         return {"scope": self.scope, "operation": self.operation, "key_hash": self.key_hash}
 
 
-def reserve(wanted: KeyRequest, terms: KeyTerms) -> Steps[KeyState]:
+def reserve(request: KeyRequest, terms: KeyTerms) -> Steps[KeyState]:
     """Take the record, or return why that is not possible."""
-    return _reserve(wanted, terms, RecordState.PENDING)
+    return _reserve(request, terms, RecordState.PENDING)
 
 
 def reserve_once(
-    wanted: KeyRequest, terms: KeyTerms, names: TableNames | None, *, wait: bool
+    request: KeyRequest, terms: KeyTerms, names: TableNames | None, *, wait: bool
 ) -> Steps[KeyState]:
     """Take the record in the transaction of the effect: invisible to others until its commit.
 
@@ -119,40 +119,42 @@ def reserve_once(
     not `wait`.
     """
     if names is None:
-        return _reserve(wanted, terms, RecordState.SUCCEEDED)
+        return _reserve(request, terms, RecordState.SUCCEEDED)
     where = names.table("idempotency").encode()
-    digest = blake2b(where + b"\0" + wanted.key_hash, digest_size=8).digest()
+    digest = blake2b(where + b"\0" + request.key_hash, digest_size=8).digest()
     lock = {"lock": int.from_bytes(digest, signed=True), "wait": wait}
-    return _reserve(wanted, terms, RecordState.SUCCEEDED, lock)
+    return _reserve(request, terms, RecordState.SUCCEEDED, lock)
 
 
 def _reserve(
-    wanted: KeyRequest, terms: KeyTerms, state: RecordState, lock: Arguments | None = None
+    request: KeyRequest, terms: KeyTerms, state: RecordState, lock: Arguments | None = None
 ) -> Steps[KeyState]:
     times = {"state": int(state), "lease": terms.lease, "ttl": terms.ttl}
-    taking = {**wanted._asdict(), **times, **(lock or {})}
+    taking = {**request._asdict(), **times, **(lock or {})}
     how, wait = ("", True) if lock is None else ("_once", lock["wait"])
-    for _ in range(LOOKS):
+    for _ in range(MOST_READS):
         rows = yield NamedQuery(f"idempotency.take{how}", taking)
         if not rows:
-            rows = yield NamedQuery("idempotency.read", wanted.name)
-            found: KeyState | Literal["free"] = decision(rows, wanted.fingerprint)
+            rows = yield NamedQuery("idempotency.read", request.name)
+            found: KeyState | Literal["free"] = decision(rows, request.fingerprint)
             if found != "free":
                 return found
             if rows:
                 rows = yield NamedQuery(f"idempotency.take_over{how}", taking)
             if not rows and not wait:
-                return Pending(COME_AGAIN)
+                return Pending(UNKNOWN_WAIT)
         if rows:
             epoch, takeovers, rest, *marked = rows[0]
-            claim = KeyClaim(*wanted[:3], wanted.owner, epoch, takeovers > 0)
+            claim = KeyClaim(*request[:3], request.owner, epoch, takeovers > 0)
             if marked == [False]:
                 yield NamedQuery("idempotency.mark", {"lock": taking["lock"]})
             if state is RecordState.PENDING and rest < terms.lease // 2:
                 # It waited for another transaction, and its lease began before that wait.
                 yield from renew(claim, terms)
             return Fresh(claim)
-    raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
+    raise Contended(
+        f"the record of {request.operation!r} changed {MOST_READS} times while looked at"
+    )
 
 
 def decision(rows: list[tuple[Any, ...]], fingerprint: bytes) -> KeyState | Literal["free"]:
@@ -171,9 +173,9 @@ def value_of(found: Replay) -> Any:
         raise RecordGarbled(f"the stored record makes no sense: {error}") from None
 
 
-def complete(claim: KeyClaim, said: Arguments, terms: KeyTerms) -> Steps[bool]:
+def complete(claim: KeyClaim, columns: Arguments, terms: KeyTerms) -> Steps[bool]:
     """Store an answer (encoded by `stored`) if the claim is valid; return whether it was."""
-    rows = yield NamedQuery("idempotency.complete", {**_held(claim), **said, "ttl": terms.ttl})
+    rows = yield NamedQuery("idempotency.complete", {**_held(claim), **columns, "ttl": terms.ttl})
     if rows:
         return True
     # The same claim may have completed it before, with its answer lost: then confirm it.
@@ -181,7 +183,7 @@ def complete(claim: KeyClaim, said: Arguments, terms: KeyTerms) -> Steps[bool]:
 
 
 def complete_with(
-    claim: KeyClaim, said: Arguments, terms: KeyTerms, members: str, arguments: Arguments
+    claim: KeyClaim, columns: Arguments, terms: KeyTerms, members: str, arguments: Arguments
 ) -> Steps[bool]:
     """Store an answer in a transaction of the user, if the claim is still valid.
 
@@ -190,7 +192,7 @@ def complete_with(
     """
     own = statements("postgres", "idempotency")["complete"]
     text = f"WITH seawall_done AS (\n{own}\n),\n{members}\nSELECT 1 FROM seawall_done"
-    asked = {**_held(claim), **said, "ttl": terms.ttl, **arguments}
+    asked = {**_held(claim), **columns, "ttl": terms.ttl, **arguments}
     rows = yield TextQuery(text, asked) if members else NamedQuery("idempotency.complete", asked)
     return bool(rows)
 
@@ -219,8 +221,8 @@ def set_answer(
 
 def renew(claim: KeyClaim, terms: KeyTerms) -> Steps[bool]:
     """Restart the lease, if the claim is still valid."""
-    said = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
-    return bool((yield NamedQuery("idempotency.renew", said)))
+    arguments = {**_held(claim), "lease": terms.lease, "ttl": terms.ttl}
+    return bool((yield NamedQuery("idempotency.renew", arguments)))
 
 
 def abandon(claim: KeyClaim) -> Steps[bool]:
@@ -228,19 +230,19 @@ def abandon(claim: KeyClaim) -> Steps[bool]:
     return bool((yield NamedQuery("idempotency.abandon", _held(claim))))
 
 
-def forget(wanted: KeyRequest) -> Steps[bool | Pending]:
+def forget(request: KeyRequest) -> Steps[bool | Pending]:
     """Remove the record unless it is in flight; return whether there was one."""
-    rows = yield NamedQuery("idempotency.forget", wanted.name)
+    rows = yield NamedQuery("idempotency.forget", request.name)
     if rows:
         return True
-    rows = yield NamedQuery("idempotency.read", wanted.name)
+    rows = yield NamedQuery("idempotency.read", request.name)
     found = decision(rows, b"")
     return found if isinstance(found, Pending) else False
 
 
-def lookup(wanted: KeyRequest) -> Steps[KeyRecord | None]:
+def lookup(request: KeyRequest) -> Steps[KeyRecord | None]:
     """Return a record for an operator, with the events that were committed with it."""
-    rows = yield NamedQuery("idempotency.lookup", wanted.name)
+    rows = yield NamedQuery("idempotency.lookup", request.name)
     if not rows or rows[0][9] <= rows[0][10]:  # it has expired
         return None
     state, owner, epoch, takeovers, status, size, kept, lease, created, expires, now = rows[0]
@@ -276,28 +278,28 @@ def trail_of(owner: str, epoch: int) -> str:
     return blake2b(named, digest_size=16, person=b"seawall trail").hexdigest()
 
 
-def withdraw(wanted: KeyRequest) -> Steps[bool]:
+def withdraw(request: KeyRequest) -> Steps[bool]:
     """Remove the record if this very request has taken it."""
-    said = {**wanted.name, "owner": wanted.owner}
-    return bool((yield NamedQuery("idempotency.withdraw", said)))
+    arguments = {**request.name, "owner": request.owner}
+    return bool((yield NamedQuery("idempotency.withdraw", arguments)))
 
 
-def clear(wanted: KeyRequest) -> Steps[bool]:
+def clear(request: KeyRequest) -> Steps[bool]:
     """Remove a record that is free to be taken."""
-    said = {**wanted.name, "fingerprint": wanted.fingerprint}
-    return bool((yield NamedQuery("idempotency.clear", said)))
+    arguments = {**request.name, "fingerprint": request.fingerprint}
+    return bool((yield NamedQuery("idempotency.clear", arguments)))
 
 
-def read(wanted: KeyRequest) -> Steps[Any]:
+def read(request: KeyRequest) -> Steps[Any]:
     """Return the state of a record without taking it."""
-    rows = yield NamedQuery("idempotency.read", wanted.name)
-    return decision(rows, wanted.fingerprint)
+    rows = yield NamedQuery("idempotency.read", request.name)
+    return decision(rows, request.fingerprint)
 
 
 def _held(claim: KeyClaim) -> dict[str, Any]:
-    said = claim._asdict()
-    del said["taken_over"]
-    return said
+    arguments = claim._asdict()
+    del arguments["taken_over"]
+    return arguments
 
 
 def stored(answer: object, terms: KeyTerms, *, failed: bool) -> Arguments:

@@ -34,7 +34,8 @@ from seawall.durable.database.statements import (
 from seawall.durable.database.twins import OnConnection
 from seawall.durable.idempotency import records
 from seawall.durable.idempotency.once import checked_events, refuse
-from seawall.durable.idempotency.records import LOOKS, KeyRequest, KeyTerms
+from seawall.durable.idempotency.records import MOST_READS, KeyRequest, KeyTerms
+from seawall.durable.outbox.events import new_id
 from seawall.durable.outbox.outbox import Outbox
 from seawall.durable.outbox.with_clause import FROM_ROW, write
 from seawall.errors import AnswerNotKept, Contended, RecordGarbled
@@ -44,10 +45,10 @@ from seawall.runtime.driver import Steps
 if TYPE_CHECKING:
     from seawall.durable.idempotency.idempotency import Idempotency
 
-UNIQUE: Final = "23505"
-SEVERAL: Final = "21000"
+UNIQUE_VIOLATION: Final = "23505"
+SEVERAL_ROWS: Final = "21000"
 """SQLSTATE of a subquery that returned several rows where one was expected."""
-AWAY: Final = ("08", "57")
+NO_ANSWER: Final = ("08", "57")
 """SQLSTATE classes that say nothing about the statement: connection lost, or cancelled."""
 BUSINESS: Final = "business"
 """The name of the member with the user's statement."""
@@ -81,8 +82,8 @@ class _Statement(NamedTuple):
     def run(self, database: Database) -> Rows:
         """Execute it."""
         if self.conn is not None:
-            kind = _alone(self.conn, awaited=False)
-            return self._ended(self._sent(database, self.conn, kind))
+            kind = _kind_outside_transaction(self.conn, awaited=False)
+            return self._ended(self._send(database, self.conn, kind))
         if database.is_async:
             raise TypeError(f"{database!r} is awaited: write `await idempotency.asingle(...)`")
         return self._ended(database.guard.call(_execute, database, self))
@@ -90,8 +91,8 @@ class _Statement(NamedTuple):
     async def arun(self, database: Database) -> Rows:
         """Async twin of `run`."""
         if self.conn is not None:
-            kind = _alone(self.conn, awaited=True)
-            return self._ended(await self._sent(database, self.conn, kind))
+            kind = _kind_outside_transaction(self.conn, awaited=True)
+            return self._ended(await self._send(database, self.conn, kind))
         if not database.is_async:
             return await in_thread(self.run, database)
         return self._ended(await database.guard.acall(_aexecute, database, self))
@@ -105,7 +106,7 @@ class _Statement(NamedTuple):
         """Return the request for an operation where the statement is executed."""
         return operation if self.conn is None else OnConnection(self.conn, operation)
 
-    def _sent(self, database: Database, raw: Any, kind: ConnectionKind) -> Any:
+    def _send(self, database: Database, raw: Any, kind: ConnectionKind) -> Any:
         """Send it; for an async connection, return an awaitable."""
         sql, events, terms = self[:3]
         made = text_of if len(sql) + len(events) <= LONGEST_REMEMBERED else text_of.__wrapped__
@@ -115,20 +116,20 @@ class _Statement(NamedTuple):
 
 async def _aexecute(database: Database, asked: _Statement) -> Rows:
     async with aautocommit(database) as raw:
-        return cast("Rows", await asked._sent(database, raw, kind_of(raw)))
+        return cast("Rows", await asked._send(database, raw, kind_of(raw)))
 
 
 def _execute(database: Database, asked: _Statement) -> Rows:
     with autocommit(database) as raw:
-        return cast("Rows", asked._sent(database, raw, kind_of(raw)))
+        return cast("Rows", asked._send(database, raw, kind_of(raw)))
 
 
-def _alone(conn: Any, *, awaited: bool) -> ConnectionKind:
+def _kind_outside_transaction(conn: Any, *, awaited: bool) -> ConnectionKind:
     """Return the kind of `conn` if each of its statements is its own transaction; or raise."""
     kind = kind_of(conn)
     if kind.is_async != awaited:
-        said = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
-        raise TypeError(f"a connection of {kind.name} is {said}")
+        advice = "not awaited: write `single(...)`" if awaited else "awaited: write `asingle(...)`"
+        raise TypeError(f"a connection of {kind.name} is {advice}")
     if kind.name in {"asyncpg", "psycopg"} and not in_transaction(kind, conn):
         return kind
     raise RuntimeError(
@@ -141,60 +142,64 @@ def single(
     idempotency: Idempotency,
     sql: str,
     arguments: Arguments,
-    wanted: KeyRequest,
+    request: KeyRequest,
     outbox: Outbox | None,
     events: Iterable[Any],
     conn: Any,
 ) -> Steps[Single]:
     """Yield the statement and, if it failed or returned no row, look for the first answer."""
-    statement = _checked(idempotency, sql, arguments, wanted, outbox, events)._replace(conn=conn)
+    statement = _statement_of(idempotency, sql, arguments, request, outbox, events)._replace(
+        conn=conn
+    )
     names = idempotency.database.names
-    for _ in range(LOOKS):
+    for _ in range(MOST_READS):
         rows, failure = [], None
         try:
             rows = yield statement
         except Exception as error:  # noqa: BLE001 - handled below
             failure = error
         if rows:
-            return _made(rows)
-        if failure is not None and not _is_answer(failure):
-            raise _explained(failure, statement, names)
+            return _fresh_result(rows)
+        if failure is not None and not _is_refusal(failure):
+            raise _explain(failure, statement, names)
         # Either the key exists, or the user's statement met the row that the first request left,
         # and did nothing or failed.
-        found = yield statement.beside(lambda: records.read(wanted))
+        found = yield statement.beside(lambda: records.read(request))
         if isinstance(found, Replay):
-            return _repeated(idempotency, found, wanted)
+            return _replayed_result(idempotency, found, request)
         if found != "free":
-            refuse(found, wanted.operation, idempotency._count)
+            refuse(found, request.operation, idempotency._count)
         if failure is None:
             return Single(first=True, value=[])
-        if not _has_state(failure, UNIQUE):
-            raise _explained(failure, statement, names)
-        cleared = yield statement.beside(lambda: records.clear(wanted))
+        if not _has_state(failure, UNIQUE_VIOLATION):
+            raise _explain(failure, statement, names)
+        cleared = yield statement.beside(lambda: records.clear(request))
         if not cleared and not _is_ours(failure, names):
             raise failure
-    raise Contended(f"the record of {wanted.operation!r} changed {LOOKS} times while looked at")
+    raise Contended(
+        f"the record of {request.operation!r} changed {MOST_READS} times while looked at"
+    )
 
 
-def _made(rows: Rows) -> Single:
+def _fresh_result(rows: Rows) -> Single:
     try:
         return Single(first=True, value=json_of(rows[0][0]))
     except Garbled:
         raise RecordGarbled("it was done, but the rows are no JSON that can be read") from None
 
 
-def _repeated(idempotency: Idempotency, found: Replay, wanted: KeyRequest) -> Single:
+def _replayed_result(idempotency: Idempotency, found: Replay, request: KeyRequest) -> Single:
     idempotency._count("replays")
     if not found.answer.kept:
-        raise AnswerNotKept(f"the rows of {wanted.operation!r} were too large to be kept")
+        raise AnswerNotKept(f"the rows of {request.operation!r} were too large to be kept")
     return Single(first=False, value=records.value_of(found))
 
 
-def _checked(
+def _statement_of(
     idempotency: Idempotency,
     sql: str,
     arguments: Arguments,
-    wanted: KeyRequest,
+    request: KeyRequest,
     outbox: Outbox | None,
     events: Iterable[Any],
 ) -> _Statement:
@@ -206,15 +211,16 @@ def _checked(
         raise TypeError(f"arguments={arguments!r}: write a dict, such as {{'total': 500}}")
     added = checked_events(outbox, events, idempotency.database.names)
     own = {
-        "seawall_scope": wanted.scope,
-        "seawall_operation": wanted.operation,
-        "seawall_key_hash": wanted.key_hash,
-        "seawall_fingerprint": wanted.fingerprint,
+        "seawall_scope": request.scope,
+        "seawall_operation": request.operation,
+        "seawall_key_hash": request.key_hash,
+        "seawall_fingerprint": request.fingerprint,
     }
     # Without a business row there is no event: they are added only if there is one.
     text = ""
     if outbox is not None and added:
-        text = write(own, outbox.name, added, BUSINESS, outbox.max_payload)
+        by_id = {new_id(): event for event in added}
+        text = write(own, outbox.name, by_id, BUSINESS, outbox.max_payload)
     if not own.keys().isdisjoint(arguments):
         twice = sorted(own.keys() & arguments.keys())
         raise ValueError(f"arguments: {twice} are names of our own; choose others")
@@ -259,29 +265,29 @@ def _has_state(error: BaseException, state: str) -> bool:
     return state in _states(error)
 
 
-def _is_answer(error: BaseException) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     """Return whether the server refused the statement, and can be asked again."""
     states = _states(error)
-    return bool(states) and not any(state.startswith(AWAY) for state in states)
+    return bool(states) and not any(state.startswith(NO_ANSWER) for state in states)
 
 
-def _explained(error: Exception, asked: _Statement, names: TableNames) -> Exception:
+def _explain(error: Exception, asked: _Statement, names: TableNames) -> Exception:
     """Return a more helpful exception than `error`, if the call was wrong."""
-    said = ""
+    advice = ""
     order = text_of.__wrapped__("dollar", names, None, *asked[:3]).order
     if missing := sorted(set(order) - asked.arguments.keys()):
-        said = (
+        advice = (
             f"arguments: {missing} are not given, and the statement has them; where a colon begins"
             " no argument, put it into quotes"
         )
-    elif _has_state(error, SEVERAL) and FROM_ROW in asked.events:
-        said = (
+    elif _has_state(error, SEVERAL_ROWS) and FROM_ROW in asked.events:
+        advice = (
             "the statement returned several rows, and an event has a column of one (FromRow):"
             " write a statement for each row; nothing was done"
         )
-    if not said:
+    if not advice:
         return error
-    explained = ValueError(said)
+    explained = ValueError(advice)
     explained.__cause__ = error
     return explained
 

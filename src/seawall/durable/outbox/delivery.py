@@ -31,8 +31,8 @@ from seawall.runtime.abandon import LEAVING, abandon
 from seawall.runtime.functions import kind_of
 
 Sink = Callable[[Any], Any]
-GoesOn = Callable[[int], bool]
-"""Predicate, called before each event or batch: whether to go on delivering an aggregate."""
+MayContinue = Callable[[int], bool]
+"""Called before each event or batch: whether to continue with the aggregate of that number."""
 NOT_TAKEN: Final = "the sink did not take it"
 MOST_ABANDONED: Final = 16
 """Maximum number of abandoned calls; `concurrency` if that is higher."""
@@ -44,7 +44,7 @@ FULL_PAUSE: Final = 1.0
 class DeliveryProgress:
     """The progress of an aggregate in a batch; also valid if the delivery was cut short."""
 
-    lane: ClaimedAggregate
+    aggregate: ClaimedAggregate
     delivered: int = 0
     error: object = None
     """Why the next event failed; None if it did not fail."""
@@ -62,20 +62,22 @@ class DeliveryProgress:
 
 
 def outcome_of(
-    progress: DeliveryProgress, settings: OutboxSettings, rng: Callable[[], float], *, rest: int
+    progress: DeliveryProgress, settings: OutboxSettings, rng: Callable[[], float], *, pause: int
 ) -> AggregateOutcome:
-    """Return the outcome to store; an abandoned aggregate pauses for `rest` microseconds."""
-    lane, delivered = progress.lane, progress.delivered
-    least = rest if progress.abandoned else 0
+    """Return the outcome to store; an abandoned aggregate pauses for `pause` microseconds."""
+    aggregate, delivered = progress.aggregate, progress.delivered
+    least = pause if progress.abandoned else 0
     if progress.error is None:
-        attempts = 0 if delivered else lane.attempts
+        attempts = 0 if delivered else aggregate.attempts
         if not attempts and not least:
-            return AggregateOutcome(lane, delivered, "done")
+            return AggregateOutcome(aggregate, delivered, "done")
         # no attempt was made: the state does not change
-        return AggregateOutcome(lane, delivered, "again", attempts, least)
-    verdict = after_failure(settings, lane.attempts, progressed=delivered > 0, rng=rng)
+        return AggregateOutcome(aggregate, delivered, "again", attempts, least)
+    verdict = after_failure(settings, aggregate.attempts, progressed=delivered > 0, rng=rng)
     action, attempts, delay = verdict
-    return AggregateOutcome(lane, delivered, action, attempts, max(delay, least), progress.error)
+    return AggregateOutcome(
+        aggregate, delivered, action, attempts, max(delay, least), progress.error
+    )
 
 
 class SinkDelivery:
@@ -112,18 +114,20 @@ class SinkDelivery:
         """Number of abandoned calls of the sink that are still running."""
         return len(self._abandoned)
 
-    async def deliver(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
+    async def deliver(self, batch: list[DeliveryProgress], may_continue: MayContinue) -> None:
         """Deliver the events of a batch."""
         if self._abandoned:  # calls of a closed event loop have ended
             going = [task for task in self._abandoned if not task.get_loop().is_closed()]
             self._abandoned = {task: self._abandoned[task] for task in going}
-        await (self._together if self.batched else self._each)(all_of_it, goes_on)
+        await (self._deliver_in_one_call if self.batched else self._deliver_each)(
+            batch, may_continue
+        )
 
     def after_fork(self) -> None:
         """Forget calls: a child process has none of its parent's."""
         self._abandoned.clear()
 
-    async def _ask(self, given: Any, progress: DeliveryProgress | None = None) -> Any:
+    async def _call_sink(self, given: Any, progress: DeliveryProgress | None = None) -> Any:
         """Return the sink's complete result; raise if it takes too long."""
         if len(self._abandoned) >= self._most_abandoned:
             raise self._too_many()
@@ -136,7 +140,7 @@ class SinkDelivery:
         call = SinkCall(self.sink, given, self.timeout, self._threads)
         task = call.task
         try:
-            await call.ended()
+            await call.wait()
         finally:
             if not task.done():
                 self._abandon(task, progress)
@@ -153,22 +157,22 @@ class SinkDelivery:
         event = None
         if progress is not None:
             progress.abandoned = True
-            event = progress.lane.events[progress.delivered]
+            event = progress.aggregate.events[progress.delivered]
         self._abandoned[task] = event
-        task.add_done_callback(lambda over: self._abandoned.pop(over, None))
+        task.add_done_callback(lambda done: self._abandoned.pop(done, None))
         abandon(task)
 
-    def _rests(self, progress: DeliveryProgress) -> bool:
+    def _waits_for_earlier_call(self, progress: DeliveryProgress) -> bool:
         """Return whether an earlier call for this aggregate is still running: then it must wait.
 
         For the event of that call, this is another failure. Other events were not attempted.
         """
-        if not self._abandoned or not progress.lane.events:
+        if not self._abandoned or not progress.aggregate.events:
             return False
-        event = progress.lane.events[0]
-        whose = event[1:3]
+        event = progress.aggregate.events[0]
+        aggregate = event[1:3]
         for hung in self._abandoned.values():
-            if hung is not None and hung[1:3] == whose:
+            if hung is not None and hung[1:3] == aggregate:
                 progress.abandoned = True
                 if hung.id == event.id:
                     progress.fail(TimedOut("an earlier call of the sink with it has not ended yet"))
@@ -195,8 +199,8 @@ class SinkDelivery:
 
     # One event at a time
 
-    async def _each(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
-        todo = iter(all_of_it)
+    async def _deliver_each(self, batch: list[DeliveryProgress], may_continue: MayContinue) -> None:
+        todo = iter(batch)
         refused = False
 
         async def work() -> None:
@@ -204,32 +208,34 @@ class SinkDelivery:
             for progress in todo:
                 if refused:
                     return
-                await self._one_by_one(progress, goes_on)
+                await self._deliver_aggregate(progress, may_continue)
                 refused = refused or progress.refused is not None
 
-        if self._concurrency == 1 or len(all_of_it) == 1:
+        if self._concurrency == 1 or len(batch) == 1:
             await work()
             return
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._concurrency, len(all_of_it))):
+            for _ in range(min(self._concurrency, len(batch))):
                 group.create_task(work())
 
-    async def _one_by_one(self, progress: DeliveryProgress, goes_on: GoesOn) -> None:
-        if self._rests(progress):
+    async def _deliver_aggregate(
+        self, progress: DeliveryProgress, may_continue: MayContinue
+    ) -> None:
+        if self._waits_for_earlier_call(progress):
             return
-        for event in progress.lane.events:
-            if not goes_on(progress.lane.lane):
+        for event in progress.aggregate.events:
+            if not may_continue(progress.aggregate.lane):
                 return
             try:
-                said = await self._ask([event] if self.batched else event, progress)
-                if not self.batched and (isgenerator(said) or isasyncgen(said)):
+                result = await self._call_sink([event] if self.batched else event, progress)
+                if not self.batched and (isgenerator(result) or isasyncgen(result)):
                     raise TypeError(  # noqa: TRY301 - its body has not run: the event has failed
-                        f"the sink returned {said!r}, which nobody iterates over: deliver before"
+                        f"the sink returned {result!r}, which nobody iterates over: deliver before"
                         " returning"
                     )
-                failed = self.batched and _failed(said, [event])
+                failed = self.batched and _failed_ids(result, [event])
             except (Exception, CancelledError) as error:  # noqa: BLE001 - stored
-                _raise_if_cut_short(error)
+                _raise_if_cancelled(error)
                 progress.fail(error)
                 return
             if failed:
@@ -239,22 +245,24 @@ class SinkDelivery:
 
     # A batch at a time
 
-    async def _together(self, all_of_it: list[DeliveryProgress], goes_on: GoesOn) -> None:
+    async def _deliver_in_one_call(
+        self, batch: list[DeliveryProgress], may_continue: MayContinue
+    ) -> None:
         held = [
             progress
-            for progress in all_of_it
-            if goes_on(progress.lane.lane) and not self._rests(progress)
+            for progress in batch
+            if may_continue(progress.aggregate.lane) and not self._waits_for_earlier_call(progress)
         ]
-        events = [event for progress in held for event in progress.lane.events]
+        events = [event for progress in held for event in progress.aggregate.events]
         if not events:
             return
         try:
-            whose = held[0] if len(events) == 1 else None
-            failed = _failed(await self._ask(events, whose), events)
+            only = held[0] if len(events) == 1 else None
+            failed = _failed_ids(await self._call_sink(events, only), events)
         except (Exception, CancelledError) as error:  # noqa: BLE001 - stored
-            _raise_if_cut_short(error)
+            _raise_if_cancelled(error)
             if isinstance(error, Rejected) or len(events) == 1:
-                next(progress for progress in held if progress.lane.events).fail(error)
+                next(progress for progress in held if progress.aggregate.events).fail(error)
                 return
             if isinstance(error, TimedOut):
                 self._warn_once(
@@ -265,13 +273,13 @@ class SinkDelivery:
                 )
         else:
             for progress in held:
-                ids = [event.id for event in progress.lane.events]
+                ids = [event.id for event in progress.aggregate.events]
                 progress.delivered = first_failure(ids, failed)
                 if progress.delivered < len(ids):
                     progress.fail(NOT_TAKEN)
             return
         for progress in held:
-            await self._one_by_one(progress, goes_on)
+            await self._deliver_aggregate(progress, may_continue)
             # A sink that timed out may time out for all: leave the others to another round,
             # together.
             if progress.refused is not None or isinstance(progress.error, TimeoutError):
@@ -281,7 +289,7 @@ class SinkDelivery:
 class SinkCall:
     """One call of a sink in its own task, with a timeout."""
 
-    __slots__ = ("_loop", "_over", "_threads", "_timer", "expired", "in_thread", "task")
+    __slots__ = ("_ended", "_loop", "_threads", "_timer", "expired", "in_thread", "task")
 
     def __init__(
         self, sink: Sink, given: Any, timeout: float | None, threads: IoPool | None
@@ -289,7 +297,7 @@ class SinkCall:
         """Start the call, in one of `threads` if given; after `timeout` it is `expired`."""
         self._loop = loop = asyncio.get_running_loop()
         self._threads = threads
-        self._over = loop.create_future()
+        self._ended = loop.create_future()
         self._timer = None if timeout is None else loop.call_later(timeout, self.expire)
         self.expired = self.in_thread = False
         self.task = loop.create_task(self._run(sink, given))
@@ -298,24 +306,26 @@ class SinkCall:
     async def _run(self, sink: Sink, given: Any) -> Any:
         """Return the sink's result; if that is awaitable, await it as part of the call."""
         if self._threads is None:
-            said = await sink(given)
+            result = await sink(given)
         else:
             self.in_thread = True
-            (said,) = await self._threads.arun(lambda: (sink(given),))  # it may return a coroutine
+            (result,) = await self._threads.arun(
+                lambda: (sink(given),)
+            )  # it may return a coroutine
             self.in_thread = False
-        return await said if said is not None and isawaitable(said) else said
+        return await result if result is not None and isawaitable(result) else result
 
-    async def ended(self) -> None:
+    async def wait(self) -> None:
         """Wait until the task is done or given up.
 
         If cancelled, it cancels the task; if the task still succeeds, that counts.
         """
         try:
-            await self._over
+            await self._ended
         except CancelledError:
-            self._over = self._loop.create_future()
+            self._ended = self._loop.create_future()
             self._stop(None)
-            await self._over
+            await self._ended
             if not self.task.done() or self.task.cancelled():
                 raise
         finally:
@@ -337,24 +347,24 @@ class SinkCall:
         self._timer = self._loop.call_later(LEAVING, self._wake)
 
     def _wake(self, _task: object = None) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
-def _raise_if_cut_short(error: BaseException) -> None:
+def _raise_if_cancelled(error: BaseException) -> None:
     """Raise `error` again if this task was cancelled, rather than something in the sink."""
     task = asyncio.current_task()
     if isinstance(error, CancelledError) and (task is None or task.cancelling()):
         raise error
 
 
-def _failed(said: object, events: list[OutboxEvent]) -> frozenset[str]:
+def _failed_ids(result: object, events: list[OutboxEvent]) -> frozenset[str]:
     """Return the ids of the events that the sink reports as failed."""
-    if said is None:
+    if result is None:
         return frozenset()
-    if isinstance(said, (str, bytes)) or not isinstance(said, Iterable):
-        raise TypeError(f"the sink returned {said!r}: return None, or the ids that failed")
-    failed = frozenset(said)
+    if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
+        raise TypeError(f"the sink returned {result!r}: return None, or the ids that failed")
+    failed = frozenset(result)
     if not failed <= {event.id for event in events}:
         raise TypeError("the sink returned what is no id of these events: return those that failed")
     return failed

@@ -38,10 +38,10 @@ from seawall.durable.outbox.events import error_text
 from seawall.durable.outbox.operations import (
     AggregateOutcome,
     ClaimedAggregate,
-    claiming,
-    renewing,
-    settling,
-    written_before,
+    claim_aggregates,
+    renew_leases,
+    store_outcomes,
+    stored_earlier,
 )
 from seawall.durable.outbox.outbox import Outbox
 from seawall.events import EventDied, OutboxBlocked
@@ -62,7 +62,7 @@ SHORTEST_LEASE: Final = 1.0
 SURVEY_EVERY: Final = 15.0
 LONGEST_PAUSE: Final = 300.0
 """Maximum seconds of pause after a refusal."""
-TELLING: Final = 2.0
+REPORT_TIME: Final = 2.0
 """Seconds after the grace period for storing outcomes; after that, the leases expire."""
 OUTAGE: Final = full_jitter(0.1, cap=5.0)
 """Backoff between attempts to reach the database."""
@@ -72,7 +72,7 @@ class RoundResult(NamedTuple):
     """The result of a round, and whether there may be more to do at once."""
 
     delivered: int
-    goes_on: bool
+    has_more: bool
 
 
 @dataclass(slots=True)
@@ -146,20 +146,20 @@ class Dispatcher:
         self._outage = OutageLog(f"outbox {outbox.name!r}", self._clock)
         words = ("rounds", "delivered", "failed", "dead", "blocked", "refused", "refused_late")
         self._counts = dict.fromkeys((*words, "lost", "errors"), 0)
-        self._begin_afresh()
+        self._reset_identity()
         survives_fork(self)
         registry.enter(self, "dispatcher", outbox.name)
 
-    def _begin_afresh(self) -> None:
+    def _reset_identity(self) -> None:
         self._token = token_hex(8)
         self._timers: list[asyncio.TimerHandle] = []
-        self._begin_idle()
+        self._reset_run()
 
-    def _begin_idle(self) -> None:
+    def _reset_run(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._cut = self._woken = False
+        self._interrupted = self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None
         self._overdue: asyncio.Future[None] | None = None
@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _after_fork(self) -> None:
         """Take a new identity in a child process: the parent continues under the old one."""
-        self._begin_afresh()
+        self._reset_identity()
         self._delivery.after_fork()
         if self._own_rng:
             self._rng = new_random(self.outbox.name)
@@ -191,16 +191,16 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Deliver until `stop` is called or the task is cancelled; then release the claims."""
-        await self._alone(self._forever)
+        await self._run_alone(self._forever)
 
     async def run_once(self) -> int:
         """Deliver one batch; return the number of events, 0 if there was nothing to do."""
-        return int((await self._alone(self._one_round)).delivered)
+        return int((await self._run_alone(self._one_round)).delivered)
 
     async def drain(self) -> int:
         """Deliver until nothing is due; return the number of events."""
         total = 0
-        while (ended := await self._alone(self._one_round)).goes_on:
+        while (ended := await self._run_alone(self._one_round)).has_more:
             total += ended.delivered
         return total + int(ended.delivered)
 
@@ -238,11 +238,11 @@ class Dispatcher:
         if self._news is None or self._loop is None:
             return
         self._news.set()
-        self._timers.append(self._loop.call_later(grace, self._cut_short))
-        self._timers.append(self._loop.call_later(grace + TELLING, self._give_up))
+        self._timers.append(self._loop.call_later(grace, self._interrupt_delivery))
+        self._timers.append(self._loop.call_later(grace + REPORT_TIME, self._give_up))
 
-    def _cut_short(self) -> None:
-        self._cut = True
+    def _interrupt_delivery(self) -> None:
+        self._interrupted = True
         if self._delivering is not None:
             self._delivering.cancel()
 
@@ -250,22 +250,22 @@ class Dispatcher:
         if self._overdue is not None and not self._overdue.done():
             self._overdue.set_result(None)
 
-    async def _alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def _run_alone(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run `work` in its own task: claims are released even if this one is cancelled."""
         if self._loop is not None:
             raise RuntimeError(f"{self!r} runs already: make another Dispatcher")
         self._loop = loop = asyncio.get_running_loop()
         self._news, self._overdue = asyncio.Event(), loop.create_future()
-        self.outbox._has_dispatcher(self)
+        self.outbox._register(self)
         task = loop.create_task(work())
         try:
             await asyncio.wait([task, self._overdue], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             stopped, self._stopped = self._stopped, True
             self._news.set()
-            self._cut_short()
+            self._interrupt_delivery()
             try:
-                await asyncio.wait([task], timeout=TELLING)
+                await asyncio.wait([task], timeout=REPORT_TIME)
             finally:
                 self._stopped = stopped
             raise
@@ -275,9 +275,9 @@ class Dispatcher:
                     log = logging.getLogger("seawall")
                     log.warning("%r: the database does not answer; the leases run out", self)
             finally:
-                self._begin_idle()
+                self._reset_run()
         ended = task.done() and not task.cancelled()
-        return task.result() if ended else RoundResult(0, goes_on=False)
+        return task.result() if ended else RoundResult(0, has_more=False)
 
     async def _forever(self) -> None:
         pause = SHORTEST_PAUSE
@@ -288,34 +288,34 @@ class Dispatcher:
                 self._woken = False
                 try:
                     ended = await self._one_round()
-                    await self._keep_house()
+                    await self._survey_and_clean()
                 except Exception as error:  # noqa: BLE001 - from any driver; logged and retried
                     self._counts["errors"] += 1
                     self._outage.failed(None, "the database", error)
-                    await self._nap(next(delays))
+                    await self._pause(next(delays))
                     continue
                 self._outage.succeeded(None)
                 delays = OUTAGE.delays(self._rng.random)
-                if ended.goes_on or self._cleaning:
+                if ended.has_more or self._cleaning:
                     pause = SHORTEST_PAUSE
                     continue
                 if self._clock.now() < self._resume_at:
-                    await self._wait_for_the_sink()
+                    await self._wait_out_refusal()
                 elif not self._woken:
-                    await self._nap(pause)
+                    await self._pause(pause)
                 pause = next_pause(
                     pause, found=self._woken, shortest=SHORTEST_PAUSE, longest=self.poll
                 )
         finally:
             await end(listening)
 
-    async def _wait_for_the_sink(self) -> None:
+    async def _wait_out_refusal(self) -> None:
         """Pause for as long as a refusal asked: news does not end the pause, `stop` does."""
         while not self._stopped and (left := self._resume_at - self._clock.now()) > 0:
             self._woken = False
-            await self._nap(left)
+            await self._pause(left)
 
-    async def _nap(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         news = self._news
         if self._stopped or news is None:
             return
@@ -327,7 +327,7 @@ class Dispatcher:
         except TimeoutError:
             pass
 
-    async def _keep_house(self) -> None:
+    async def _survey_and_clean(self) -> None:
         now = self._clock.now()
         if now - self._surveyed_at >= SURVEY_EVERY:
             self._surveyed_at = now
@@ -349,7 +349,7 @@ class Dispatcher:
             began = self._after
             asked_at = self._clock.now()
             claim = partial(
-                claiming,
+                claim_aggregates,
                 database.dialect,
                 outbox.name,
                 after=began,
@@ -361,39 +361,39 @@ class Dispatcher:
             )
             claimed = await database.arun(claim)
             self._after = claimed.after
-            if claimed.lanes or self._stopped:
+            if claimed.aggregates or self._stopped:
                 break
             # Behind the end, start over; at the second end, everything has been looked at.
             ends += claimed.ended + (claimed.ended and began == 0)
             if ends > 1:
                 break
             far = not claimed.ended  # the nearest cannot be claimed: look further
-        if not claimed.lanes:
-            return RoundResult(0, goes_on=False)
-        progress = [DeliveryProgress(lane) for lane in claimed.lanes]
-        holding = HeldAggregates({lane.lane for lane in claimed.lanes}, asked_at + self.lease)
+        if not claimed.aggregates:
+            return RoundResult(0, has_more=False)
+        progress = [DeliveryProgress(one) for one in claimed.aggregates]
+        holding = HeldAggregates({one.lane for one in claimed.aggregates}, asked_at + self.lease)
         try:
             await self._deliver(progress, owner, holding)
         finally:
             await self._settle(progress, owner, holding)
         # After failures other events may be deliverable at once; after a refusal, pause.
-        refused = [one.lane.lane for one in progress if one.refused is not None]
+        refused = [one.aggregate.lane for one in progress if one.refused is not None]
         if refused:
             self._after = max(refused)  # others first: the refusal may concern this one alone
         delivered = sum(one.delivered for one in progress)
-        return RoundResult(delivered, goes_on=not refused and not self._stopped)
+        return RoundResult(delivered, has_more=not refused and not self._stopped)
 
     async def _deliver(
         self, progress: list[DeliveryProgress], owner: str, holding: HeldAggregates
     ) -> None:
-        lanes = [one.lane for one in progress]
+        aggregates = [one.aggregate for one in progress]
 
-        def goes_on(lane: int) -> bool:
+        def may_continue(lane: int) -> bool:
             return not self._stopped and lane in holding.held and self._clock.now() < holding.until
 
-        self._delivering = asyncio.ensure_future(self._delivery.deliver(progress, goes_on))
-        renewing_task = asyncio.ensure_future(self._renew(holding, lanes, owner))
-        if self._cut:
+        self._delivering = asyncio.ensure_future(self._delivery.deliver(progress, may_continue))
+        renewing_task = asyncio.ensure_future(self._renew(holding, aggregates, owner))
+        if self._interrupted:
             self._delivering.cancel()
         try:
             await asyncio.wait([self._delivering])
@@ -406,7 +406,7 @@ class Dispatcher:
                 self._delivering = None
 
     async def _renew(
-        self, holding: HeldAggregates, lanes: list[ClaimedAggregate], owner: str
+        self, holding: HeldAggregates, aggregates: list[ClaimedAggregate], owner: str
     ) -> None:
         """Renew the leases while the sink is working; note which were lost."""
         database, lease = self.outbox.database, round(self.lease * 1e6)
@@ -414,7 +414,9 @@ class Dispatcher:
             await sleep_async(self.lease / 3)
             asked_at = self._clock.now()
             try:
-                held = await database.arun(lambda: renewing(database.dialect, owner, lanes, lease))
+                held = await database.arun(
+                    lambda: renew_leases(database.dialect, owner, aggregates, lease)
+                )
             except Exception:  # noqa: BLE001 - the lease may still be long enough
                 self._counts["errors"] += 1
                 continue
@@ -426,13 +428,15 @@ class Dispatcher:
         self, progress: list[DeliveryProgress], owner: str, holding: HeldAggregates
     ) -> None:
         counts = self._counts
-        rest = round(self.lease * 1e6)
-        settled = [outcome_of(one, self._settings, self._rng.random, rest=rest) for one in progress]
+        pause = round(self.lease * 1e6)
+        settled = [
+            outcome_of(one, self._settings, self._rng.random, pause=pause) for one in progress
+        ]
         until, delays = self._clock.now() + self.lease, OUTAGE.delays(self._rng.random)
         unsure = False
         while True:
             held = self._clock.now() < holding.until
-            writing = partial(self._writing, owner, settled, unsure=unsure, held=held)
+            writing = partial(self._store_steps, owner, settled, unsure=unsure, held=held)
             unsure = True
             try:
                 late, ours = await self.outbox.database.arun(writing)
@@ -442,7 +446,7 @@ class Dispatcher:
                 if self._stopped or self._clock.now() >= until:
                     raise
                 counts["errors"] += 1
-                await self._nap(next(delays))
+                await self._pause(next(delays))
         counts["delivered"] += sum(one.delivered for one in progress)
         counts["refused_late"] += late
         counts["failed"] += sum(one.error is not None for one in progress)
@@ -455,10 +459,10 @@ class Dispatcher:
             floor = min(max(waits), LONGEST_PAUSE)
             self._resume_at = self._clock.now() + above_floor(floor, self._rng.random)
         for one in settled:
-            if one.has_failed and one.lane.lane in ours:
-                self._tell_failure(one)
+            if one.has_failed and one.aggregate.lane in ours:
+                self._report_failure(one)
 
-    def _writing(
+    def _store_steps(
         self, owner: str, settled: list[AggregateOutcome], *, unsure: bool, held: bool
     ) -> Steps[tuple[int, set[int]]]:
         """Write the outcomes; return how many were refused, and the failed ones that are stored.
@@ -467,17 +471,17 @@ class Dispatcher:
         was committed, look; while the leases are `held`, no other dispatcher can have written.
         """
         dialect, outbox = self.outbox.database.dialect, self.outbox.name
-        written = yield from settling(dialect, outbox, owner, settled, keep=self.keep > 0)
-        ours = written.troubled
+        written = yield from store_outcomes(dialect, outbox, owner, settled, keep=self.keep > 0)
+        ours = written.failed
         if not unsure:
             return written.late, ours
-        missing = [one for one in settled if one.lane.lane not in ours]
-        before = yield from written_before(outbox, missing, held=held)
+        missing = [one for one in settled if one.aggregate.lane not in ours]
+        before = yield from stored_earlier(outbox, missing, held=held)
         return written.late - len(before), ours | before
 
-    def _tell_failure(self, one: AggregateOutcome) -> None:
+    def _report_failure(self, one: AggregateOutcome) -> None:
         """Report a stored failure to subscribers and to the log."""
-        event = one.lane.events[one.delivered]
+        event = one.aggregate.events[one.delivered]
         whose = {"aggregate": event.aggregate, "aggregate_id": event.aggregate_id}
         what = f"event {event.id} of {event.aggregate!r} {event.aggregate_id!r}"
         delay, dead = one.delay / 1e6, one.action != "again"

@@ -205,6 +205,6 @@ def error_text(error: object) -> str:
     """
     if isinstance(error, BaseException):
         return report_of(error, LARGEST_ERROR)
-    said, trace = split_report(str(error))
-    line = safe_line(said, LARGEST_ERROR)
+    line, trace = split_report(str(error))
+    line = safe_line(line, LARGEST_ERROR)
     return f"{line}\n{trace}" if trace else line

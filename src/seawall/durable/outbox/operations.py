@@ -19,6 +19,7 @@ class ClaimedAggregate(NamedTuple):
     """A claimed aggregate with its next events, once they are fetched."""
 
     lane: int
+    """Number of the aggregate in its table."""
     epoch: int
     attempts: int
     """Number of failed attempts of the first event."""
@@ -30,7 +31,7 @@ class ClaimedAggregate(NamedTuple):
 class ClaimedBatch(NamedTuple):
     """The result of a claim, and where the next one continues."""
 
-    lanes: list[ClaimedAggregate]
+    aggregates: list[ClaimedAggregate]
     after: int
     ended: bool
     """Whether the search reached the end of the outbox."""
@@ -39,7 +40,7 @@ class ClaimedBatch(NamedTuple):
 class AggregateOutcome(NamedTuple):
     """The outcome for one aggregate, of which the first `delivered` events were delivered."""
 
-    lane: ClaimedAggregate
+    aggregate: ClaimedAggregate
     delivered: int
     action: str
     """One of "done" (released), "again" or "block" (failed), "skip" (the next event is dead)."""
@@ -55,7 +56,7 @@ class AggregateOutcome(NamedTuple):
     @property
     def upto(self) -> int:
         """The sequence number of the last delivered event; 0 if none."""
-        return self.lane.events[self.delivered - 1].sequence if self.delivered else 0
+        return self.aggregate.events[self.delivered - 1].sequence if self.delivered else 0
 
 
 class StoredOutcomes(NamedTuple):
@@ -63,14 +64,14 @@ class StoredOutcomes(NamedTuple):
 
     late: int
     """Number of refused outcomes: their aggregates were taken over meanwhile."""
-    troubled: set[int]
+    failed: set[int]
     """The failed aggregates whose outcome was stored."""
 
 
 # Adding
 
 
-def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
+def add_event(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
     """Add one event; return its sequence number in its aggregate."""
     if dialect == "postgres":
         rows = yield NamedQuery("outbox.add", arguments)
@@ -86,7 +87,7 @@ def adding(dialect: Dialect, arguments: dict[str, Any]) -> Steps[int]:
 # Claiming
 
 
-def claiming(
+def claim_aggregates(
     dialect: Dialect,
     outbox: str,
     *,
@@ -130,7 +131,7 @@ def claiming(
             ClaimedAggregate(lane, epoch, failed, ends[lane], []) for lane, epoch, failed in got
         ]
     taken.sort()
-    yield from fetching(dialect, outbox, taken, each, batch, largest)
+    yield from fetch_events(dialect, outbox, taken, each, batch, largest)
     used = [one.lane for one in taken if one.events]
     if used and len(used) < len(taken):
         # The batch was full before all aggregates had a turn: continue with the rest.
@@ -139,7 +140,7 @@ def claiming(
     return ClaimedBatch(taken, 0 if ended else furthest, ended=ended)
 
 
-def fetching(
+def fetch_events(
     dialect: Dialect,
     outbox: str,
     taken: list[ClaimedAggregate],
@@ -166,19 +167,19 @@ def fetching(
         found[lane].events.append(event)
 
 
-def renewing(
-    dialect: Dialect, owner: str, lanes: list[ClaimedAggregate], lease: int
+def renew_leases(
+    dialect: Dialect, owner: str, aggregates: list[ClaimedAggregate], lease: int
 ) -> Steps[set[int]]:
     """Renew the leases; return the aggregates that are still held."""
     if dialect == "postgres":
         yield NamedQuery("outbox.by_index", {})
         asked = {
-            "lanes": ",".join(str(lane.lane) for lane in lanes),
-            "epochs": ",".join({str(lane.epoch) for lane in lanes}),
+            "lanes": ",".join(str(one.lane) for one in aggregates),
+            "epochs": ",".join({str(one.epoch) for one in aggregates}),
         }
         rows = yield NamedQuery("outbox.renew", {**asked, "owner": owner, "lease": lease})
         return {row[0] for row in rows}
-    held = yield from _held(owner, lanes)
+    held = yield from _held(owner, aggregates)
     listed = ",".join(map(str, held))
     yield NamedQuery("outbox.renew", {"lanes": listed, "owner": owner, "lease": lease})
     return held
@@ -187,46 +188,48 @@ def renewing(
 # Storing outcomes
 
 
-def settling(
+def store_outcomes(
     dialect: Dialect, outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
 ) -> Steps[StoredOutcomes]:
     """Store the outcome of each aggregate; return how many were refused.
 
     An aggregate that was taken over meanwhile is refused: nothing is written for it.
     """
-    steps = _settling_postgres if dialect == "postgres" else _settling_sqlite
+    steps = _store_outcomes_postgres if dialect == "postgres" else _store_outcomes_sqlite
     return steps(outbox, owner, settled, keep=keep)
 
 
-def _settling_postgres(
+def _store_outcomes_postgres(
     outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
 ) -> Steps[StoredOutcomes]:
     yield NamedQuery("outbox.by_index", {})
     ours = {"outbox": outbox, "owner": owner}
-    accepted, in_trouble = 0, set[int]()
+    accepted, stored = 0, set[int]()
     progressed = [one for one in settled if one.delivered]
     if keep and progressed:
         yield NamedQuery("outbox.keep", {**ours, **_listed(progressed)})
     if done := [one for one in settled if one.action == "done"]:
         rows = yield NamedQuery("outbox.done", {**ours, **_listed(done)})
         accepted += rows[0][0]
-    if troubled := [one for one in settled if one.action in {"again", "block"}]:
+    if failed := [one for one in settled if one.action in {"again", "block"}]:
         marks = [
-            {**_mark(one), "delay": one.delay, "blocked": one.action == "block"} for one in troubled
+            {**_mark(one), "delay": one.delay, "blocked": one.action == "block"} for one in failed
         ]
         rows = yield NamedQuery("outbox.failed", {**ours, "marks": json.dumps(marks)})
-        in_trouble |= {row[0] for row in rows}
+        stored |= {row[0] for row in rows}
     if poison := [one for one in settled if one.action == "skip"]:
-        marks = [{**_mark(one), "dead": one.lane.events[one.delivered].sequence} for one in poison]
+        marks = [
+            {**_mark(one), "dead": one.aggregate.events[one.delivered].sequence} for one in poison
+        ]
         rows = yield NamedQuery("outbox.bury", {**ours, "marks": json.dumps(marks)})
-        in_trouble |= {row[0] for row in rows}
-    return StoredOutcomes(len(settled) - accepted - len(in_trouble), in_trouble)
+        stored |= {row[0] for row in rows}
+    return StoredOutcomes(len(settled) - accepted - len(stored), stored)
 
 
 def _mark(one: AggregateOutcome) -> dict[str, Any]:
     return {
-        "lane": one.lane.lane,
-        "epoch": one.lane.epoch,
+        "lane": one.aggregate.lane,
+        "epoch": one.aggregate.epoch,
         "upto": one.upto,
         "attempts": one.attempts,
         "error": error_text(one.error),
@@ -235,41 +238,41 @@ def _mark(one: AggregateOutcome) -> dict[str, Any]:
 
 def _listed(settled: list[AggregateOutcome]) -> dict[str, str]:
     return {
-        "lanes": ",".join(str(one.lane.lane) for one in settled),
-        "epochs": ",".join({str(one.lane.epoch) for one in settled}),
+        "lanes": ",".join(str(one.aggregate.lane) for one in settled),
+        "epochs": ",".join({str(one.aggregate.epoch) for one in settled}),
         "uptos": ",".join(str(one.upto) for one in settled),
     }
 
 
-def _settling_sqlite(
+def _store_outcomes_sqlite(
     outbox: str, owner: str, settled: list[AggregateOutcome], *, keep: bool
 ) -> Steps[StoredOutcomes]:
-    held = yield from _held(owner, [one.lane for one in settled])
-    ours = [one for one in settled if one.lane.lane in held]
+    held = yield from _held(owner, [one.aggregate for one in settled])
+    ours = [one for one in settled if one.aggregate.lane in held]
     if progressed := [one for one in ours if one.delivered]:
-        marks = ",".join(f"[{one.lane.lane},{one.upto}]" for one in progressed)
+        marks = ",".join(f"[{one.aggregate.lane},{one.upto}]" for one in progressed)
         if keep:
             yield NamedQuery("outbox.keep", {"outbox": outbox, "marks": marks})
         yield NamedQuery("outbox.gone", {"outbox": outbox, "marks": marks})
     for one in ours:
         if one.action in {"again", "block"}:
-            said = {"attempts": one.attempts, "delay": one.delay, "error": error_text(one.error)}
-            where = {"lane": one.lane.lane, "owner": owner, "blocked": one.action == "block"}
-            yield NamedQuery("outbox.trouble", {**where, **said})
+            failure = {"attempts": one.attempts, "delay": one.delay, "error": error_text(one.error)}
+            where = {"lane": one.aggregate.lane, "owner": owner, "blocked": one.action == "block"}
+            yield NamedQuery("outbox.trouble", {**where, **failure})
         elif one.action == "skip":
-            dead = one.lane.events[one.delivered].sequence
-            where = {"outbox": outbox, "lane": one.lane.lane, "dead": dead}
-            said = {"attempts": one.attempts, "error": error_text(one.error)}
-            yield NamedQuery("outbox.bury", {**where, **said})
-            marks = f"[{one.lane.lane},{dead}]"
+            dead = one.aggregate.events[one.delivered].sequence
+            where = {"outbox": outbox, "lane": one.aggregate.lane, "dead": dead}
+            failure = {"attempts": one.attempts, "error": error_text(one.error)}
+            yield NamedQuery("outbox.bury", {**where, **failure})
+            marks = f"[{one.aggregate.lane},{dead}]"
             yield NamedQuery("outbox.gone", {"outbox": outbox, "marks": marks})
-    freed = ",".join(str(one.lane.lane) for one in ours if one.action in {"done", "skip"})
+    freed = ",".join(str(one.aggregate.lane) for one in ours if one.action in {"done", "skip"})
     yield NamedQuery("outbox.free", {"owner": owner, "lanes": freed})
-    in_trouble = {one.lane.lane for one in ours if one.action != "done"}
-    return StoredOutcomes(len(settled) - len(ours), in_trouble)
+    stored = {one.aggregate.lane for one in ours if one.action != "done"}
+    return StoredOutcomes(len(settled) - len(ours), stored)
 
 
-def written_before(outbox: str, settled: list[AggregateOutcome], *, held: bool) -> Steps[set[int]]:
+def stored_earlier(outbox: str, settled: list[AggregateOutcome], *, held: bool) -> Steps[set[int]]:
     """Return the aggregates whose block or dead event an earlier attempt of ours has stored.
 
     A block is recognised by its epoch. A dead event counts only while our lease is `held`: later,
@@ -279,17 +282,17 @@ def written_before(outbox: str, settled: list[AggregateOutcome], *, held: bool) 
     for one in settled:
         rows: list[Any] = []
         if one.action == "block":
-            place = {"lane": one.lane.lane, "epoch": one.lane.epoch}
+            place = {"lane": one.aggregate.lane, "epoch": one.aggregate.epoch}
             rows = yield NamedQuery("outbox.was_blocked", place)
         elif one.action == "skip" and held:
-            event = one.lane.events[one.delivered]
+            event = one.aggregate.events[one.delivered]
             rows = yield NamedQuery("outbox.was_buried", {"outbox": outbox, "id": event.id})
         if rows:
-            found.add(one.lane.lane)
+            found.add(one.aggregate.lane)
     return found
 
 
-def _held(owner: str, lanes: list[ClaimedAggregate]) -> Steps[set[int]]:
-    marks = ",".join(f"[{lane.lane},{lane.epoch}]" for lane in lanes)
+def _held(owner: str, aggregates: list[ClaimedAggregate]) -> Steps[set[int]]:
+    marks = ",".join(f"[{one.lane},{one.epoch}]" for one in aggregates)
     rows = yield NamedQuery("outbox.held", {"marks": marks, "owner": owner})
     return {row[0] for row in rows}

@@ -13,8 +13,9 @@ A `Dispatcher` delivers the events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 from weakref import WeakSet
 
@@ -24,10 +25,10 @@ from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.durable.database.cleanup import cleaning_steps
-from seawall.durable.database.connections import NamedQuery, TextQuery, require_transaction
+from seawall.durable.database.connections import NamedQuery, TextQuery
 from seawall.durable.database.database import Database, checked_database
-from seawall.durable.database.statements import Dialect, containing
-from seawall.durable.database.twins import transaction_twins, twins
+from seawall.durable.database.statements import containing
+from seawall.durable.database.twins import OnConnection, transaction_twins, twins
 from seawall.durable.outbox.events import (
     BlockedAggregate,
     DeadEvent,
@@ -43,9 +44,9 @@ from seawall.durable.outbox.events import (
 from seawall.durable.outbox.operations import (
     AggregateOutcome,
     ClaimedAggregate,
-    adding,
-    fetching,
-    settling,
+    add_event,
+    fetch_events,
+    store_outcomes,
 )
 from seawall.durable.outbox.with_clause import EventMembers, write
 from seawall.jobs import WorkItem, WorkPage
@@ -53,6 +54,9 @@ from seawall.jobs.work_list import BEYOND, OPENED, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
 from seawall.runtime.driver import Steps
 from seawall.runtime.mutex import Mutex
+
+if TYPE_CHECKING:
+    from seawall.durable.outbox.dispatcher import Dispatcher
 
 DEBOUNCE: Final = 0.05
 """Minimum seconds between two notifications of one process: each takes a lock at commit."""
@@ -62,10 +66,6 @@ MOST_LISTED: Final = 1_000
 CLEAN_AT_ONCE: Final = 1_000
 """Default number of rows that one transaction deletes."""
 KEEP_DEAD: Final = 30 * 86_400.0
-
-
-class _Wakes(Protocol):
-    def wake(self) -> None: ...
 
 
 class Outbox:
@@ -93,8 +93,8 @@ class Outbox:
 
     def _begin_afresh(self) -> None:
         self._mutex = Mutex()
-        self._announced = float("-inf")
-        self._dispatchers: WeakSet[_Wakes] | None = None
+        self._notified_at = float("-inf")
+        self._dispatchers: WeakSet[Dispatcher] | None = None
 
     def _after_fork(self) -> None:
         self._begin_afresh()
@@ -109,7 +109,7 @@ class Outbox:
 
     # Adding events, in the user's transaction
 
-    def add(
+    def _add(
         self,
         conn: Any,
         aggregate: str,
@@ -119,114 +119,63 @@ class Outbox:
         *,
         headers: Mapping[str, str] | None = None,
         notify: bool = False,
-    ) -> Any:
+    ) -> Steps[str]:
         """Add an event in the current transaction of `conn`; return its id.
 
-        For an async connection it returns an awaitable; `aadd` is the same with a precise type.
         With `notify`, listening dispatchers are notified at the commit (at most every 50 ms by this
         process, because notifications serialise commits).
         """
         event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        return self._carry_out(conn, self._adding, event, notify)
+        adding = partial(self._add_steps, new_id(), event, notify=check.flag("notify", notify))
+        id_: str = yield OnConnection(conn, adding, TOGETHER)
+        return id_
 
-    async def aadd(
-        self,
-        conn: Any,
-        aggregate: str,
-        aggregate_id: str | int | UUID,
-        event_type: str,
-        payload: Any,
-        *,
-        headers: Mapping[str, str] | None = None,
-        notify: bool = False,
-    ) -> str:
-        """Async twin of `add`."""
-        event = NewEvent(aggregate, aggregate_id, event_type, payload, headers)
-        added: str = await self._carry_out(conn, self._adding, event, notify, awaited=True)
-        return added
+    add, aadd = twins(_add)
 
-    def add_all(self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False) -> Any:
-        """Add several events, on PostgreSQL in one statement; return their ids or an awaitable."""
-        return self._carry_out(conn, self._adding_all, _listed(events), notify)
-
-    async def aadd_all(
+    def _add_all(
         self, conn: Any, events: Iterable[NewEvent], *, notify: bool = False
-    ) -> list[str]:
-        """Async twin of `add_all`."""
-        todo = _listed(events)
-        added: list[str] = await self._carry_out(conn, self._adding_all, todo, notify, awaited=True)
-        return added
-
-    def _carry_out(
-        self,
-        raw: Any,
-        adding: Callable[..., Steps[Any]],
-        added: Any,
-        notify: bool,  # noqa: FBT001 - as given
-        *,
-        awaited: bool = False,
-    ) -> Any:
-        """Run `adding` in the transaction of the user's connection, or return an awaitable."""
-        connection = self.database.connection(raw)
-        steps = adding(connection.dialect, added, notify=check.flag("notify", notify))
-        if connection.kind.is_async:
-            require_transaction(connection, TOGETHER)  # raise here, even if it is never awaited
-        elif not awaited:
-            return connection.join(steps, TOGETHER)
-        return connection.ajoin(steps, TOGETHER)
-
-    def _adding(
-        self, dialect: Dialect, event: NewEvent, *, notify: bool, id_: str | None = None
-    ) -> Steps[str]:
-        arguments = self._arguments(event)
-        arguments["id"] = id_ or arguments["id"]
-        yield from adding(dialect, arguments)
-        if notify:
-            yield from self._notifying(dialect)
-        number: str = arguments["id"]
-        return number
-
-    def _adding_all(
-        self,
-        dialect: Dialect,
-        events: Sequence[NewEvent],
-        *,
-        notify: bool,
-        trail: str | None = None,
     ) -> Steps[list[str]]:
-        """Add events; if there is a `trail`, their ids start with it."""
-        if not events:
-            return []
-        if dialect == "postgres":
-            for event in events:
+        """Add several events, on PostgreSQL in one statement; return their ids."""
+        by_id = {new_id(): event for event in listed_events(events)}
+        adding = partial(self._add_all_steps, by_id, notify=check.flag("notify", notify))
+        ids: list[str] = yield OnConnection(conn, adding, TOGETHER)
+        return ids
+
+    add_all, aadd_all = twins(_add_all)
+
+    def _add_steps(self, id_: str, event: NewEvent, *, notify: bool) -> Steps[str]:
+        yield from add_event(self.database.dialect, self._arguments(id_, event))
+        if notify:
+            yield from self._notify()
+        return id_
+
+    def _add_all_steps(self, events: Mapping[str, NewEvent], *, notify: bool) -> Steps[list[str]]:
+        """Add events by id; return their ids."""
+        if events and self.database.dialect == "postgres":
+            for event in events.values():
                 for name, value in (("aggregate_id", event[1]), ("payload", event[3])):
                     if isinstance(value, FromRow):
                         refuse_column(name, value)
-            cte = self.rows_cte(events)
-            if trail is not None:
-                cte.follow(trail)
-            yield TextQuery(f"WITH {cte.text}\nSELECT 1", cte.arguments)
-            ids = cte.ids
+            members = self._members(events)
+            yield TextQuery(f"WITH {members.text}\nSELECT 1", members.arguments)
         else:
-            ids = []
-            for index, event in enumerate(events):
-                id_ = None if trail is None else f"{trail}-{index}"
-                number = yield from self._adding(dialect, event, notify=False, id_=id_)
-                ids.append(number)
-        if notify:
-            yield from self._notifying(dialect)
-        return ids
+            for id_, event in events.items():
+                yield from self._add_steps(id_, event, notify=False)
+        if events and notify:
+            yield from self._notify()
+        return list(events)
 
-    def _notifying(self, dialect: Dialect) -> Steps[None]:
-        if dialect == "postgres" and self._may_announce():
-            yield NamedQuery("outbox.notify", {"channel": self.channel})
+    def _notify(self) -> Steps[None]:
+        notification = self._notification()
+        if notification is not None:
+            yield notification
 
-    def _arguments(self, event: NewEvent) -> dict[str, Any]:
+    def _arguments(self, id_: str, event: NewEvent) -> dict[str, Any]:
         return {
             "outbox": self.name,
             "aggregate": text("aggregate", event.aggregate),
             "aggregate_id": text("aggregate_id", event.aggregate_id),
-            "id": new_id(),
+            "id": id_,
             "type": text("event_type", event.type),
             "payload": payload_bytes(event.payload, self.max_payload),
             "headers": headers_text(event.headers),
@@ -240,17 +189,22 @@ class Outbox:
         if there is such a row, and an event's `aggregate_id` or `payload` may be a column of it, as
         `FromRow("id")`.
         """
+        return self._members({new_id(): event for event in listed_events(events)}, source)
+
+    def _members(self, events: Mapping[str, NewEvent], source: str | None = None) -> EventMembers:
+        """Return the members that add `events` by id."""
         arguments: dict[str, Any] = {}
-        written = write(arguments, self.name, _listed(events), source, self.max_payload)
-        return EventMembers(written, arguments)
+        text = write(arguments, self.name, events, source, self.max_payload)
+        return EventMembers(text, arguments)
 
     # Waking dispatchers
 
     def _announce(self) -> Steps[None]:
         """Wake dispatchers after a commit; those of other processes at most every 50 ms."""
         self.wake()
-        if self.database.dialect == "postgres" and self._may_announce():
-            yield NamedQuery("outbox.notify", {"channel": self.channel}).alone
+        notification = self._notification()
+        if notification is not None:
+            yield notification.alone
 
     announce, aannounce = twins(_announce)
 
@@ -263,7 +217,7 @@ class Outbox:
         for dispatcher in dispatchers:
             dispatcher.wake()
 
-    def _has_dispatcher(self, dispatcher: _Wakes) -> None:
+    def _register(self, dispatcher: Dispatcher) -> None:
         """Register a dispatcher for `wake`, for as long as it lives."""
         with self._mutex:
             known = self._dispatchers = (
@@ -271,18 +225,20 @@ class Outbox:
             )
             known.add(dispatcher)
 
-    def _may_announce(self) -> bool:
-        """Return whether another notification is allowed now, and count it as sent.
+    def _notification(self) -> NamedQuery | None:
+        """Return the query that notifies other processes; None on SQLite, or after another one.
 
         An event that follows a notification closely is found by the dispatchers that it has woken,
         because they poll often then.
         """
+        if self.database.dialect != "postgres":
+            return None
         now = self.clock.now()
         with self._mutex:
-            if now - self._announced < DEBOUNCE:
-                return False
-            self._announced = now
-            return True
+            if now - self._notified_at < DEBOUNCE:
+                return None
+            self._notified_at = now
+        return NamedQuery("outbox.notify", {"channel": self.channel})
 
     # Browsing
 
@@ -302,31 +258,31 @@ class Outbox:
         previous page. One call examines a bounded number of events: a page may have fewer than
         `limit` events and still a `next`. Without `payloads`, payloads are not read.
         """
-        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
-        if state == "waiting" and asked.id and not asked.id.isdecimal():
+        request = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        if state == "waiting" and request.id and not request.id.isdecimal():
             raise ValueError(f"after={after!r:.50}: write None, or `next` of the page before")
         first = BEYOND if state == "dead" else -BEYOND
         arguments: dict[str, Any] = {
             "outbox": self.name,
-            "pattern": containing(asked.search),
-            "cut": asked.cut,
-            "number": asked.number if asked.id else first,
+            "pattern": containing(request.search),
+            "cut": request.cut,
+            "number": request.number if request.id else first,
             "most": BROWSED,
         }
         if state == "dead":
-            arguments["id"] = asked.id
+            arguments["id"] = request.id
         elif state == "waiting":
-            arguments["id"] = int(asked.id or 0)
+            arguments["id"] = int(request.id or 0)
         rows = yield NamedQuery(f"outbox.browse_{state}", arguments).alone
-        return page_of(rows, asked.limit, _item)
+        return page_of(rows, request.limit, _item)
 
     browse, abrowse = twins(_browse)
 
     def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return an event with up to 64 KiB of its payload; None if it does not exist."""
         cut = OPENED if check.flag("payload", payload) else 0
-        asked = {"outbox": self.name, "id": text("id", id), "cut": cut}
-        rows = yield NamedQuery("outbox.inspect", asked)
+        arguments = {"outbox": self.name, "id": text("id", id), "cut": cut}
+        rows = yield NamedQuery("outbox.inspect", arguments)
         return _item(rows[0]) if rows else None
 
     inspect, ainspect = transaction_twins(_inspect)
@@ -361,28 +317,28 @@ class Outbox:
 
         A dead event is added again behind the others of its aggregate, with the same id.
         """
-        given = {"outbox": self.name, "id": text("id", id)}
-        rows = yield NamedQuery("outbox.exhume", given)
+        key = {"outbox": self.name, "id": text("id", id)}
+        rows = yield NamedQuery("outbox.exhume", key)
         if not rows:
             blocked = yield from self._blocked_by(id)
             return blocked is not None and (yield from self._unblock(*blocked))
         names = ("aggregate", "aggregate_id", "type", "payload", "headers")
-        arguments = {**given, **dict(zip(names, rows[0], strict=True))}
+        arguments = {**key, **dict(zip(names, rows[0], strict=True))}
         arguments["payload"] = bytes(arguments["payload"])
-        yield from adding(self.database.dialect, arguments)
+        yield from add_event(self.database.dialect, arguments)
         return True
 
     retry, aretry = transaction_twins(_retry)
 
     def _drop(self, id: str) -> Steps[bool]:  # noqa: A002
         """Delete an event that is dead or blocks its aggregate; return False if it is neither."""
-        given = {"outbox": self.name, "id": text("id", id)}
-        if (yield NamedQuery("outbox.exhume", given)):
+        key = {"outbox": self.name, "id": text("id", id)}
+        if (yield NamedQuery("outbox.exhume", key)):
             return True
         blocked = yield from self._blocked_by(id)
         if blocked is None or not (yield from self._unblock(*blocked, skip=True)):
             return False
-        return bool((yield NamedQuery("outbox.exhume", given)))
+        return bool((yield NamedQuery("outbox.exhume", key)))
 
     drop, adrop = transaction_twins(_drop)
 
@@ -410,11 +366,11 @@ class Outbox:
         rows = yield NamedQuery("outbox.hold_blocked", {**where, "owner": owner})
         for number, epoch, attempts, error in rows:
             head = yield NamedQuery("outbox.head", {"outbox": self.name, "lane": number})
-            lane = ClaimedAggregate(number, epoch, attempts, head[0][0] or 0, [])
-            yield from fetching(dialect, self.name, [lane], 1, 1, 0)
-            action = "skip" if lane.events else "done"
-            ended = AggregateOutcome(lane, 0, action, attempts, 0, error or "")
-            yield from settling(dialect, self.name, owner, [ended], keep=False)
+            blocked = ClaimedAggregate(number, epoch, attempts, head[0][0] or 0, [])
+            yield from fetch_events(dialect, self.name, [blocked], 1, 1, 0)
+            action = "skip" if blocked.events else "done"
+            ended = AggregateOutcome(blocked, 0, action, attempts, 0, error or "")
+            yield from store_outcomes(dialect, self.name, owner, [ended], keep=False)
         return bool(rows)
 
     unblock, aunblock = transaction_twins(_unblock)
@@ -486,7 +442,8 @@ class Outbox:
     survey, asurvey = transaction_twins(_survey)
 
 
-def _listed(events: Iterable[NewEvent]) -> list[NewEvent]:
+def listed_events(events: Iterable[NewEvent]) -> list[NewEvent]:
+    """Return the events as a list, or raise if one is no `NewEvent`."""
     found = list(check.listed("events", events, "NewEvent('order', '7', 'paid', {})"))
     for event in found:
         if not isinstance(event, NewEvent):

@@ -30,7 +30,7 @@ LONGEST_PAUSE: Final = 300.0
 LARGEST_ANSWER: Final = 64 * 1024
 """Maximum bytes of a receiver's response that are read."""
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_OWN: Final = frozenset(
+_OWN_HEADERS: Final = frozenset(
     {
         "content-type",
         "content-length",
@@ -45,8 +45,8 @@ _OWN: Final = frozenset(
 _BYTES: Final = "application/octet-stream"
 _JSON: Final = (b"{", b"[", b'"')
 """How a payload of JSON may start."""
-_WAIT: Final = frozenset({429, 503})
-_BUSY: Final = frozenset({408, 425, 429})
+_PAUSE_STATUSES: Final = frozenset({429, 503})
+_RECEIVER_STATUSES: Final = frozenset({408, 425, 429})
 """Statuses that, like 5xx, describe the receiver's state; other errors concern the event."""
 
 
@@ -114,11 +114,11 @@ class Webhook:
         if replayed:  # the stored response to an earlier delivery: the receiver is healthy now
             return status
         pause = None if retry_after is None else read_retry_after(retry_after, time())
-        if status in _WAIT and pause is not None:
+        if status in _PAUSE_STATUSES and pause is not None:
             raise Overloaded(
                 f"the receiver answered {status}", retry_after=min(pause, LONGEST_PAUSE)
             )
-        if status >= 500 or status in _BUSY:  # noqa: PLR2004
+        if status >= 500 or status in _RECEIVER_STATUSES:  # noqa: PLR2004
             raise NotDelivered(f"the receiver answered {status}")
         return status
 
@@ -130,7 +130,7 @@ class Webhook:
         }
         if self._secret is not None:
             own |= sign_webhook(self._secret, event.payload, message_id=event.id)
-        return {**_passed_on(event.headers), **own}
+        return {**_forwarded_headers(event.headers), **own}
 
 
 class RedisStream:
@@ -226,7 +226,11 @@ class JetStream:
         subject = self.subject
         for name, value in names.items():
             subject = subject.replace(f"{{{name}}}", re.sub(r"[^\w-]", "_", value))
-        headers = {**_passed_on(event.headers), **_event_headers(event), "Nats-Msg-Id": event.id}
+        headers = {
+            **_forwarded_headers(event.headers),
+            **_event_headers(event),
+            "Nats-Msg-Id": event.id,
+        }
         await self._context.publish(subject, event.payload, headers=headers)
 
 
@@ -264,13 +268,13 @@ def _event_headers(event: OutboxEvent) -> dict[str, str]:
     }
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+def _forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the event headers that may be forwarded, without those that sinks set themselves."""
     return {
         name: _ascii(value)
         for name, value in headers.items()
         if _HEADER_NAME.fullmatch(name)
-        and name.lower() not in _OWN
+        and name.lower() not in _OWN_HEADERS
         and not name.lower().startswith(("seawall-", "nats-", "webhook-"))
     }
 

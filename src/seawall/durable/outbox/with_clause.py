@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,6 @@ from seawall.durable.outbox.events import (
     FromRow,
     NewEvent,
     headers_text,
-    new_id,
     payload_bytes,
     text,
 )
@@ -33,13 +33,7 @@ class EventMembers(NamedTuple):
     @property
     def ids(self) -> list[str]:
         """The ids of the events, in order."""
-        count = sum(name.startswith("outbox_id_") for name in self.arguments)
-        return [self.arguments[f"outbox_id_{index}"] for index in range(count)]
-
-    def follow(self, trail: str) -> None:
-        """Give the events ids that start with `trail`, so that they can be found by it."""
-        for index in range(len(self.ids)):
-            self.arguments[f"outbox_id_{index}"] = f"{trail}-{index}"
+        return [id_ for name, id_ in self.arguments.items() if name.startswith("outbox_id_")]
 
 
 class _EventShape(NamedTuple):
@@ -59,11 +53,11 @@ Shape = tuple[tuple[FromRow | None, tuple[_EventShape, ...]], ...]
 def write(
     arguments: dict[str, Any],
     outbox: str,
-    events: list[NewEvent],
+    events: Mapping[str, NewEvent],
     source: str | None,
     max_payload: int,
 ) -> str:
-    """Return the text of the members, and add their values to `arguments`.
+    """Return the text of the members that add `events` by id, and add their values to `arguments`.
 
     One update of the counter serves all events of an aggregate.
     """
@@ -71,17 +65,18 @@ def write(
         raise ValueError(f"{len(events)} events: write at most {MOST_TOGETHER} in one statement")
     arguments["outbox_name"] = outbox
     groups: dict[tuple[str, str | FromRow], list[_EventShape]] = {}
-    for number, event in enumerate(events):
-        aggregate, whose, shaped = _put(arguments, number, event, max_payload)
-        groups.setdefault((aggregate, whose), []).append(shaped)
+    for number, (id_, event) in enumerate(events.items()):
+        arguments[f"outbox_id_{number}"] = id_
+        aggregate, aggregate_id, shaped = _put(arguments, number, event, max_payload)
+        groups.setdefault((aggregate, aggregate_id), []).append(shaped)
     # Always in the same order: concurrent transactions on the same aggregates wait instead of
     # deadlocking.
     shape = []
-    for n, ((aggregate, whose), group) in enumerate(sorted(groups.items(), key=_name_of)):
+    for n, ((aggregate, aggregate_id), group) in enumerate(sorted(groups.items(), key=_name_of)):
         arguments[f"outbox_aggregate_{n}"] = aggregate
-        column = whose if isinstance(whose, FromRow) else None
+        column = aggregate_id if isinstance(aggregate_id, FromRow) else None
         if column is None:
-            arguments[f"outbox_of_{n}"] = whose
+            arguments[f"outbox_of_{n}"] = aggregate_id
         shape.append((column, tuple(group)))
     kept = len(events) <= MOST_REMEMBERED
     written = _written if kept else _written.__wrapped__
@@ -96,12 +91,9 @@ def _put(
     arguments: dict[str, Any], number: int, event: NewEvent, max_payload: int
 ) -> tuple[str, str | FromRow, _EventShape]:
     """Add an event's values to `arguments`; return its aggregate, aggregate id and shape."""
-    if not isinstance(event, NewEvent):
-        raise TypeError(f"{event!r}: pass NewEvent(aggregate, aggregate_id, type, payload)")
-    aggregate, whose, type_, payload, headers = event
-    if not isinstance(whose, FromRow):
-        whose = text("aggregate_id", whose)
-    arguments[f"outbox_id_{number}"] = new_id()
+    aggregate, aggregate_id, type_, payload, headers = event
+    if not isinstance(aggregate_id, FromRow):
+        aggregate_id = text("aggregate_id", aggregate_id)
     arguments[f"outbox_type_{number}"] = text("event_type", type_)
     if headers:
         arguments[f"outbox_headers_{number}"] = headers_text(headers)
@@ -110,7 +102,7 @@ def _put(
         column = payload
     else:
         arguments[f"outbox_payload_{number}"] = payload_bytes(payload, max_payload)
-    return text("aggregate", aggregate), whose, _EventShape(number, column, bool(headers))
+    return text("aggregate", aggregate), aggregate_id, _EventShape(number, column, bool(headers))
 
 
 @lru_cache(maxsize=256)
@@ -120,13 +112,13 @@ def _written(shape: Shape, source: str | None) -> str:
         raise ValueError(f"source={source!r}: write the name of a member, such as 'business'")
     written: list[str] = []
     rows = "" if source is None else f" FROM (SELECT FROM {source} LIMIT 1) AS one"
-    for n, (whose, group) in enumerate(shape):
+    for n, (aggregate_id, group) in enumerate(shape):
         written.append(
             f"outbox_place_{n} AS (\n"
             "INSERT INTO {outbox_sequences} AS s"
             " (outbox, aggregate, aggregate_id, last, touched_at)\n"
             f"SELECT CAST(:outbox_name AS text), CAST(:outbox_aggregate_{n} AS text),"
-            f" {_value(whose, f'outbox_of_{n}', source)}, {len(group)}, {{now}}{rows}\n"
+            f" {_value(aggregate_id, f'outbox_of_{n}', source)}, {len(group)}, {{now}}{rows}\n"
             "ON CONFLICT (outbox, aggregate, aggregate_id)"
             f" DO UPDATE SET last = s.last + {len(group)}, touched_at = excluded.touched_at\n"
             "RETURNING s.lane, s.last, s.touched_at, s.aggregate, s.aggregate_id)"
