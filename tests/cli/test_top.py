@@ -19,8 +19,8 @@ import pytest
 
 from seawall import Breaker
 from seawall.cli import main
-from seawall.cli.top.client import DashboardClient, place_of
-from seawall.cli.top.messages import understood, verdict
+from seawall.cli.top.client import DashboardClient, parse_address
+from seawall.cli.top.messages import validated, verdict
 from seawall.dashboard.app import Dashboard
 from seawall.events import bus
 from tests.cli.top_terminal import COMMAND, SOURCE, terminal
@@ -185,9 +185,9 @@ def test_it_shows_what_a_real_dashboard_tells(capsys: pytest.CaptureFixture[str]
     dashboard = Dashboard(local=True, pod="web-1", every=0.05)
     with serve(dashboard) as url:
         assert main(["top", "--once", "--stacks", url]) == 1
-        source = DashboardClient(place_of(url))
+        source = DashboardClient(parse_address(url))
         live = source.messages(pytest.fail)
-        readings = [understood(next(live)) for _ in range(2)]
+        readings = [validated(next(live)) for _ in range(2)]
         source.close()
         live.close()
     out = capsys.readouterr().out

@@ -16,7 +16,7 @@ from seawall.cli.top import layout, messages
 from seawall.cli.top.drawing import frame
 from seawall.cli.top.history import MOST_TRACKS, TopHistory
 from seawall.cli.top.layout import ASCII, UNICODE, ScreenBlock, Unit, allotted, glyphs_for, line
-from seawall.cli.top.messages import NotADashboard, narrowed, parse, understood, verdict
+from seawall.cli.top.messages import NotADashboard, narrowed, parse, validated, verdict
 from tests.cli.top_worlds import (
     NOW,
     guard,
@@ -33,7 +33,7 @@ from tests.support import falsified
 
 
 def drawn(told: dict[str, Any], width: int = 120, height: int | None = None, **more: Any) -> str:
-    read = understood(told).message
+    read = validated(told).message
     return text_of(frame(read, TopHistory().take(read), width, height, **more), 1000)
 
 
@@ -354,7 +354,7 @@ def test_what_is_no_message_is_refused(text: bytes):
 
 def test_a_pod_that_cannot_be_read_is_left_out_and_told():
     """A view of another version or shape hides no other, and a note says what is missing."""
-    read = understood(message(view(), view("b", format=2), view("c", guards="none"), view("web-1")))
+    read = validated(message(view(), view("b", format=2), view("c", guards="none"), view("web-1")))
     assert [v["pod"]["name"] for v in read.message["views"]] == ["web-1"]
     assert read.notes == (
         "1 pod of another version of Seawall not shown",
@@ -374,12 +374,12 @@ def test_a_pod_that_cannot_be_read_is_left_out_and_told():
 )
 def test_the_verdict_is_the_worst_of_all(told: dict[str, Any], tone: str):
     """Anything bad makes the whole bad, wherever it is told; what is off disturbs nobody."""
-    assert verdict(understood(told).message) == tone
+    assert verdict(validated(told).message) == tone
 
 
 def test_what_is_not_asked_for_is_left_out():
     """By pod or guard, with * and ?, only what is about them is left."""
-    told = understood(
+    told = validated(
         message(view(guards=[guard(), guard("other")], troubles=[trouble("other")]), view("db-1"))
     ).message
     assert [v["pod"]["name"] for v in narrowed(told, ["db-?"], [])["views"]] == ["db-1"]
@@ -395,7 +395,7 @@ def test_how_many_guards_there_are_is_said_if_not_all_are_shown():
     shown = sum(len(one["guards"]) for one in told["views"])
     there = 300 + len(told["views"][1]["guards"])
     assert f" {shown} of {there} guards " in drawn(told).splitlines()[0]
-    some = narrowed(understood(told).message, [], ["*"])
+    some = narrowed(validated(told).message, [], ["*"])
     assert all("all_guards" not in one for one in some["views"])
 
 
@@ -405,10 +405,10 @@ def test_how_many_guards_there_are_is_said_if_not_all_are_shown():
 def test_the_past_goes_on_with_each_message():
     """The first message brings the past; each further sample adds a point, a repeated one none."""
     past = TopHistory()
-    first = understood(message(history={"web-1": history(3)})).message
+    first = validated(message(history={"web-1": history(3)})).message
     past.take(first)
-    past.take(understood(message()).message)
-    (told,) = past.take(understood(message(view(at=NOW + 1), at=NOW + 1)).message).values()
+    past.take(validated(message()).message)
+    (told,) = past.take(validated(message(view(at=NOW + 1), at=NOW + 1)).message).values()
     assert told["at"] == [NOW - 2, NOW - 1, NOW, NOW + 1]
     assert told["guards"]["vendor"]["succeeded"] == [0.0, 1.0, 2.0, 40.0]
     assert told["guards"]["vendor"]["breaker"] == ["closed", "closed", "open", "closed"]
@@ -425,7 +425,7 @@ def test_the_past_is_even_and_bounded(steps: list[tuple[int, int]]):
             for _ in range(samples):
                 at += 1
                 told = view(f"pod-{number % 2}", at=at, guards=[guard(f"g{number}")])
-                kept = past.take(understood(message(told, at=at)).message)
+                kept = past.take(validated(message(told, at=at)).message)
             for pod in kept.values():
                 lists = [t for track in pod["guards"].values() for t in track.values()]
                 lengths = {len(one) for one in [*lists, *pod["rows"].values(), pod["at"]]}
@@ -439,6 +439,6 @@ def test_names_without_end_do_not_fill_the_memory():
     for number in range(220):
         at = NOW + number
         told = view(f"pod-{number}", at=at, guards=[guard(f"g{number}-{n}") for n in range(25)])
-        kept = past.take(understood(message(told, at=at)).message)
+        kept = past.take(validated(message(told, at=at)).message)
     assert len(kept) <= 200
     assert sum(len(pod["guards"]) + len(pod["rows"]) for pod in kept.values()) <= MOST_TRACKS

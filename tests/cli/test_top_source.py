@@ -23,8 +23,8 @@ from seawall.cli.top.client import (
     Events,
     Unreachable,
     _reason,
-    header_of,
-    place_of,
+    parse_address,
+    parse_header,
 )
 from seawall.cli.top.messages import NotADashboard
 from seawall.clock import SystemClock, VirtualClock
@@ -36,7 +36,7 @@ PLAIN, TLS = False, True
 
 
 def source(url: str, **headers: str) -> DashboardClient:
-    return DashboardClient(place_of(url), headers, clock=VirtualClock(), rng=Random(7))
+    return DashboardClient(parse_address(url), headers, clock=VirtualClock(), rng=Random(7))
 
 
 def silent(_why: str) -> None:
@@ -58,8 +58,8 @@ def silent(_why: str) -> None:
 )
 def test_an_address_is_understood(url: str, place: DashboardAddress):
     """The address of a dashboard may have a path, and leave out what is usual."""
-    assert place_of(url) == place
-    assert place_of(str(place)) == place
+    assert parse_address(url) == place
+    assert parse_address(str(place)) == place
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_an_address_is_understood(url: str, place: DashboardAddress):
 def test_a_wrong_address_is_refused(url: str, said: str):
     """What is no address says what to write instead, and repeats no secret."""
     with pytest.raises(ValueError, match=said) as caught:
-        place_of(url)
+        parse_address(url)
     assert "secret" not in str(caught.value)
     assert str(caught.value).isprintable()
 
 
 def test_a_header_is_understood():
     """A header is a name and a value."""
-    assert header_of("Authorization: Bearer a:b") == ("Authorization", "Bearer a:b")
+    assert parse_header("Authorization: Bearer a:b") == ("Authorization", "Bearer a:b")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_header_is_understood():
 def test_a_wrong_header_is_refused_and_not_repeated(text: str):
     """A header that is none, or not to be set, is refused without its value."""
     with pytest.raises(ValueError, match="header") as caught:
-        header_of(text)
+        parse_header(text)
     assert "secret" not in str(caught.value)
 
 
@@ -230,7 +230,7 @@ def test_certificates_are_verified():
     assert made[0].verify_mode is ssl.CERT_REQUIRED
     error = ssl.SSLCertVerificationError(1, "failed")
     error.verify_message = "self-signed certificate"
-    assert "not trusted (self-signed certificate)" in _reason(error, place_of("https://h"))
+    assert "not trusted (self-signed certificate)" in _reason(error, parse_address("https://h"))
 
 
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch):
@@ -294,7 +294,7 @@ def test_pauses_grow_and_begin_anew_after_a_message():
     clock, told = VirtualClock(), []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    read = DashboardClient(place_of(f"http://127.0.0.1:{port}"), clock=clock, rng=Random(7))
+    read = DashboardClient(parse_address(f"http://127.0.0.1:{port}"), clock=clock, rng=Random(7))
 
     def count(why: str) -> None:
         told.append((clock.now(), why))
@@ -325,7 +325,7 @@ def test_close_ends_it_wherever_it_waits(begun: bool):  # noqa: FBT001
     over, reached = threading.Event(), threading.Event()
     answer = stream(event(numbered(0)), until=over) if begun else status(503)
     with served(events=answer) as (url, _):
-        read = DashboardClient(place_of(url), clock=SystemClock(), rng=Random(7))
+        read = DashboardClient(parse_address(url), clock=SystemClock(), rng=Random(7))
         told: Callable[[str], None] = lambda _why: reached.set()  # noqa: E731
 
         def run() -> None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 __all__ = ["main"]
 
-MISTAKEN: Final = 2
+USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 130
-UNREAD: Final = 141
+BROKEN_PIPE: Final = 141
 """The status that shells report for a process ended by a broken pipe."""
 HEADERS: Final = "SEAWALL_TOP_HEADER"
 """The environment variable with headers for a dashboard, one on each line."""
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _read_no_more()
-        return UNREAD
+        _discard_output()
+        return BROKEN_PIPE
     return status
 
 
@@ -67,7 +67,7 @@ def _run(given: list[str]) -> int:
     except ModuleNotFoundError as error:
         return _failed(f"seawall {name}: {_missing(error)}")
     parser.print_help(sys.stderr)
-    return MISTAKEN
+    return USAGE_ERROR
 
 
 def _run_command(name: str, given: list[str]) -> int:
@@ -160,7 +160,7 @@ def _status(ended: SystemExit) -> int:
 
 def _failed(what: str) -> int:
     print(what, file=sys.stderr)  # noqa: T201 - the output of a command line
-    return MISTAKEN
+    return USAGE_ERROR
 
 
 def _missing(error: ModuleNotFoundError) -> str:
@@ -171,7 +171,7 @@ def _missing(error: ModuleNotFoundError) -> str:
     return f"it needs {module}: pip install {wanted}"
 
 
-def _read_no_more() -> None:
+def _discard_output() -> None:
     """Redirect the rest of the output to /dev/null: Python would report the broken pipe."""
     try:
         nobody = os.open(os.devnull, os.O_WRONLY)

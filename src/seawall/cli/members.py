@@ -17,24 +17,24 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from seawall.cli.top.client import DashboardClient, add_header_argument, client_of
-from seawall.cli.top.messages import understood
+from seawall.cli.top.messages import validated
 from seawall.dashboard import wording as say
 from seawall.dashboard.presenters.members import GROUP, TITLE, member_of
 from seawall.dashboard.summary import is_late
 from seawall.dashboard.views import WORST, RowView, View
 
-WELL, SUSPECTED, UNSEEN = 0, 1, 2
+WELL, SUSPECTED, UNREADABLE = 0, 1, 2
 """Exit status."""
 EPILOG: Final = f"""\
 exit status: {WELL} all are alive, {SUSPECTED} some are suspected or confirmed as failed,\
- {UNSEEN} not to be seen.
+ {UNREADABLE} not to be seen.
 """
 
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-class Sight(NamedTuple):
+class Sighting(NamedTuple):
     """The state of a member as one pod sees it."""
 
     pod: str
@@ -51,12 +51,12 @@ class MemberSummary(NamedTuple):
 
     group: str
     name: str
-    sights: list[Sight]
+    sights: list[Sighting]
 
     @property
-    def worst(self) -> Sight:
+    def worst(self) -> Sighting:
         """The worst state that any pod sees."""
-        return min(self.sights, key=_attention)
+        return min(self.sights, key=_severity)
 
     @property
     def state(self) -> str:
@@ -68,7 +68,7 @@ class MemberSummary(NamedTuple):
         return f"{state} by {agreeing} of {watching} pods"
 
 
-def _attention(sight: Sight) -> tuple[int, float]:
+def _severity(sight: Sighting) -> tuple[int, float]:
     return WORST.index(sight.row["tone"]), -(sight.row["track"] or 0.0)
 
 
@@ -92,13 +92,13 @@ def main(args: argparse.Namespace) -> int:
     everybody = _read(source.once())
     members = _only(everybody, args.group)
     if not members:
-        raise ValueError(_nobody(everybody))
+        raise ValueError(_no_members(everybody))
     return _show(members, as_json=args.json)
 
 
 def _watch(source: DashboardClient, args: argparse.Namespace) -> int:
     """Show each message; a restarting service has no members for a while."""
-    status = UNSEEN
+    status = UNREADABLE
     with suppress(KeyboardInterrupt):  # the usual way to quit
         for raw in source.messages(_report):
             members = _only(_read(raw), args.group)
@@ -111,7 +111,7 @@ def _report(why: str) -> None:
     sys.stderr.write(f"seawall members: {why}\n")
 
 
-def _nobody(everybody: Iterable[MemberSummary]) -> str:
+def _no_members(everybody: Iterable[MemberSummary]) -> str:
     known = sorted({one.group for one in everybody})
     if known:
         return f"no such group: there are {', '.join(known)}"
@@ -119,7 +119,7 @@ def _nobody(everybody: Iterable[MemberSummary]) -> str:
 
 
 def _read(raw: dict[str, Any]) -> list[MemberSummary]:
-    message = understood(raw).message
+    message = validated(raw).message
     return members_of(message["views"], message["at"])
 
 
@@ -142,7 +142,7 @@ def members_of(views: Sequence[View], at: float) -> list[MemberSummary]:
                 name = member_of(row, group)
                 if name is not None:
                     member = found.setdefault((group, name), MemberSummary(group, name, []))
-                    member.sights.append(Sight(view["pod"]["name"], row))
+                    member.sights.append(Sighting(view["pod"]["name"], row))
                     break
     return sorted(found.values(), key=_rank)
 
@@ -171,7 +171,7 @@ def _document(one: MemberSummary) -> dict[str, Any]:
     }
 
 
-def _plain(sight: Sight) -> dict[str, Any]:
+def _plain(sight: Sighting) -> dict[str, Any]:
     """Return what a pod sees in a form for programs: numbers, and text where there are none."""
     words = {key: text for key, text in sight.facts.items() if key in {"reason", "by"}}
     return {"state": sight.row["state"], **sight.row.get("figures", {}), **words}

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from seawall.runtime.stop_signals import run_until_signal, stop_signals_handled
 
-WELL, BROKEN, MISTAKEN = 0, 1, 2
+WELL, BROKEN, USAGE_ERROR = 0, 1, 2
 """Exit status."""
 LOOPBACK: Final = "127.0.0.1"
 HIGHEST_PORT: Final = 65_535
@@ -52,11 +52,11 @@ signals: SIGTERM and Ctrl-C stop it; what is not finished after the drain time i
 A second one gives back at once.
 A pipeline whose sources are over ends by itself; the others go on.
 exit status: {WELL} stopped by a signal, or all pipelines are over, {BROKEN} a worker ended by
-itself, {MISTAKEN} a mistake.
+itself, {USAGE_ERROR} a mistake.
 """
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """The given name cannot be run; the message says what to write."""
 
 
@@ -115,12 +115,12 @@ def main(args: Namespace) -> int:
     if args.reload:
         return Reloader(args).run()
     try:
-        crew = WorkerGroup([load(target) for target in args.targets], args)
-    except Mistake as mistake:
+        group = WorkerGroup([load(target) for target in args.targets], args)
+    except UsageError as mistake:
         _say(str(mistake))
-        return MISTAKEN
-    run_until_signal(crew.run, crew.stop, args.drain)
-    return crew.status
+        return USAGE_ERROR
+    run_until_signal(group.run, group.stop, args.drain)
+    return group.status
 
 
 def _say(words: str) -> None:
@@ -147,10 +147,10 @@ class Target(NamedTuple):
                 made = await made
         workers = list(made) if isinstance(made, list | tuple) else [made]
         if not workers:
-            raise Mistake(f"{self.name} made no worker: {EXPECTED}, or several in a list")
+            raise UsageError(f"{self.name} made no worker: {EXPECTED}, or several in a list")
         for worker in workers:
             if not is_worker(worker):
-                raise Mistake(f"{self.name} made {worker!r}, which is no worker: {EXPECTED}")
+                raise UsageError(f"{self.name} made {worker!r}, which is no worker: {EXPECTED}")
         return workers
 
 
@@ -167,20 +167,20 @@ def is_worker(thing: object) -> bool:
 
 
 def load(name: str) -> Target:
-    """Import the object that `name` stands for; raise `Mistake` if there is none."""
+    """Import the object that `name` stands for; raise `UsageError` if there is none."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        raise Mistake(f"{name!r}: write MODULE:NAME, such as app:worker")
+        raise UsageError(f"{name!r}: write MODULE:NAME, such as app:worker")
     thing: Any = _module(module_name)
     module = thing
     for part in path.split("."):
         if not hasattr(thing, part):
             known = [word for word, value in vars(module).items() if is_worker(value)]
             there = f"it has {', '.join(known)}" if known else "it has no workers at all"
-            raise Mistake(f"{name}: {module_name} has no {path!r}; {there}")
+            raise UsageError(f"{name}: {module_name} has no {path!r}; {there}")
         thing = getattr(thing, part)
     if not is_worker(thing) and not _is_factory(thing):
-        raise Mistake(f"{name} is {thing!r}, which is no worker: {EXPECTED}")
+        raise UsageError(f"{name} is {thing!r}, which is no worker: {EXPECTED}")
     return Target(name, thing)
 
 
@@ -202,14 +202,14 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name == missing or name.startswith(f"{missing}."):
-            raise Mistake(
+            raise UsageError(
                 f"there is no module {missing!r}, in {here} or among the installed ones"
             ) from None
         traceback.print_exc()
-        raise Mistake(f"module {name!r} cannot be imported: {error}") from None
+        raise UsageError(f"module {name!r} cannot be imported: {error}") from None
     except Exception as error:  # noqa: BLE001 - an error of the user's module, which is shown
         traceback.print_exc()
-        raise Mistake(f"module {name!r} cannot be imported: {error!r}") from None
+        raise UsageError(f"module {name!r} cannot be imported: {error!r}") from None
 
 
 # --- Running ---
@@ -239,8 +239,8 @@ class WorkerGroup:
                 await self._making
             except asyncio.CancelledError:
                 return
-            except Mistake as mistake:
-                self.status = MISTAKEN
+            except UsageError as mistake:
+                self.status = USAGE_ERROR
                 _say(str(mistake))
                 return
             except Exception as error:  # noqa: BLE001 - an error of the user's function, which is shown
@@ -257,7 +257,7 @@ class WorkerGroup:
             try:
                 server = await asyncio.start_server(_answer_probe, *self._health)
             except OSError as error:
-                raise Mistake(f"--health {self._health.port}: {error}") from None
+                raise UsageError(f"--health {self._health.port}: {error}") from None
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
             _say(f"probes are answered at http://{host}:{port}/")

@@ -41,11 +41,11 @@ BACKOFF: Final = exponential(0.5, cap=10.0, jitter="equal")
 _CHUNK: Final = 65_536
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e\xa0-\xff]*")
-_OURS: Final = frozenset(
+_OWN_HEADERS: Final = frozenset(
     {"accept", "accept-encoding", "connection", "content-length", "host", "transfer-encoding"}
 )
 _REDIRECTS: Final = range(300, 400)
-_SAID: Final = {
+_STATUS_ADVICE: Final = {
     401: "it asks who you are (401): pass --header 'Authorization: ...'",
     403: "it does not let you in (403): is the header right?",
     404: "there is no dashboard (404): give the address at which it is mounted, such as"
@@ -71,7 +71,7 @@ class DashboardAddress(NamedTuple):
         return f"{scheme}://{host}:{self.port}{self.path}"
 
 
-def place_of(url: str) -> DashboardAddress:
+def parse_address(url: str) -> DashboardAddress:
     """Parse `url`, or raise ValueError with what to write instead."""
     example = "write the dashboard's address, such as http://127.0.0.1:8000/seawall"
     if not url.isascii() or not url.isprintable() or " " in url:
@@ -92,13 +92,13 @@ def place_of(url: str) -> DashboardAddress:
     return DashboardAddress(tls, parts.hostname, port, parts.path.rstrip("/"))
 
 
-def header_of(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
     """Return the name and value of a header, or raise ValueError, which does not repeat it."""
     name, colon, value = text.partition(":")
     name, value = name.strip(), value.strip()
     if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value) or not value:
         raise ValueError("a header is not one: write it as 'Authorization: Bearer ...'")
-    if name.lower() in _OURS:
+    if name.lower() in _OWN_HEADERS:
         raise ValueError(f"the header {name} is not yours to set: leave it out")
     return name, value
 
@@ -116,8 +116,8 @@ def add_header_argument(parser: ArgumentParser) -> None:
 def client_of(args: Namespace) -> DashboardClient:
     """Return the client for --url, with the headers of --header and of the environment."""
     lines = [*os.environ.get(HEADERS, "").splitlines(), *(args.header or ())]
-    headers = dict(header_of(text) for text in lines if text.strip())
-    return DashboardClient(place_of(args.url), headers)
+    headers = dict(parse_header(text) for text in lines if text.strip())
+    return DashboardClient(parse_address(args.url), headers)
 
 
 class Events:
@@ -300,7 +300,9 @@ class DashboardClient:
             target = legible(answer.getheader("Location", ""), LONGEST_TEXT)
             raise NotADashboard(f"it points to {target!r}: if that is the dashboard, give it")
         if answer.status != http.client.OK:
-            raise NotADashboard(_SAID.get(answer.status, f"it answers with status {answer.status}"))
+            raise NotADashboard(
+                _STATUS_ADVICE.get(answer.status, f"it answers with status {answer.status}")
+            )
         if answer.getheader("Content-Type", "").partition(";")[0].strip().lower() != kind:
             raise NotADashboard("what answers there is not a Seawall dashboard")
 

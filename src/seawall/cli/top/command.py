@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall.cli.top.client import DashboardClient, add_header_argument, client_of
 from seawall.cli.top.history import TopHistory
-from seawall.cli.top.messages import ParsedMessage, narrowed, understood, verdict
+from seawall.cli.top.messages import ParsedMessage, narrowed, validated, verdict
 from seawall.dashboard.views import DashboardMessage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WELL, WRONG, UNSEEN = 0, 1, 2
+WELL, WRONG, UNREADABLE = 0, 1, 2
 """Exit status."""
 WIDTH: Final = 100
 """Number of columns if there is no terminal and COLUMNS is not set."""
@@ -31,7 +31,8 @@ MOST_LISTED: Final = 20
 """Maximum number of existing names listed when an unknown one was given."""
 KEYS: Final = "s stacks, q quit"
 EPILOG: Final = f"""\
-exit status with --once: {WELL} all is well, {WRONG} something is wrong, {UNSEEN} not to be seen.
+exit status with --once: {WELL} all is well, {WRONG} something is wrong,\
+ {UNREADABLE} not to be seen.
 keys: {KEYS}. Certificates of https are verified; SSL_CERT_FILE names those of your own.
 """
 
@@ -84,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _once_json(options: Options) -> int:
     raw = options.source.once()
-    status = _status(_seen(understood(raw), options))
+    status = _status(_seen(validated(raw), options))
     _print_json(raw)
     return status
 
@@ -94,7 +95,7 @@ def _once(options: Options) -> int:
     from seawall.cli.top.drawing import frame
     from seawall.cli.top.layout import glyphs_for
 
-    reading = understood(options.source.once())
+    reading = validated(options.source.once())
     message = _seen(reading, options)
     console.print(
         frame(

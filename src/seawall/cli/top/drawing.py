@@ -1,7 +1,7 @@
 """Drawing of `seawall top`: turns a message and its history into lines for a terminal.
 
 It is pure: the same message, history and size give the same lines. Its input is the result of
-`messages.understood`, in which every text is safe to show.
+`messages.validated`, in which every text is safe to show.
 
 Promises:
 - No line is wider than `width`, and there are at most `height` lines.
@@ -87,7 +87,7 @@ def frame(
     With `stacks` each guard's policies are drawn below it; `status` is the last line, if any.
     """
     drawing = _Drawing(message, history, max(width, NARROWEST), glyphs, stacks=stacks)
-    top = [drawing.header(), drawing.says()]
+    top = [drawing.header(), drawing.verdict_line()]
     end = [line((status, "dim")) if isinstance(status, str) else status] if status else []
     blocks = list(drawing.blocks())
     if height is None:
@@ -142,7 +142,7 @@ class _Drawing:
         now = self._message["at"]
         return line((self._message["title"], "bold"), dot, moment(now, now), dot, (summary, "dim"))
 
-    def says(self) -> Text:
+    def verdict_line(self) -> Text:
         tone, verdict_now = verdict(self._message), self._message["verdict"]
         quiet = verdict_now["tone"] == "ok" and tone != "ok"
         words = "Worth a look" if quiet else verdict_now["words"]
@@ -155,7 +155,7 @@ class _Drawing:
         troubles = [self._problem(problem) for problem in self._message["troubles"]]
         if troubles:
             yield ScreenBlock(line(("TROUBLES", "bold")), troubles, 7)
-        old = [unit for unit in map(self._old, self._views) if unit is not None]
+        old = [unit for unit in map(self._stale_view, self._views) if unit is not None]
         if old:
             yield ScreenBlock(line(("NOT SEEN NOW", "bold")), old, 3)
         if any(view["guards"] for view in self._views):
@@ -170,7 +170,7 @@ class _Drawing:
             ]
             if rows:
                 yield self._section(title, rows)
-        latest = map(self._happening, self._message["happened"][:MOST_HAPPENINGS])
+        latest = map(self._event_line, self._message["happened"][:MOST_HAPPENINGS])
         happenings = [Unit([text], "ok") for text in latest]  # one tone, which keeps their order
         if happenings:
             yield ScreenBlock(line(("LATELY", "bold")), happenings, 4)
@@ -198,7 +198,7 @@ class _Drawing:
         lines += [line((part, "dim")) for part in self._wrapped(f"  {advice}") if advice]
         return lines
 
-    def _old(self, view: View) -> Unit | None:
+    def _stale_view(self, view: View) -> Unit | None:
         """Return the age of a pod's view, if it is not current."""
         now, age = self._message["at"], view.get("age", 0.0)
         tone: Tone = "warn"
@@ -364,7 +364,7 @@ class _Drawing:
             cells["past"] = line((bars(points, widths["past"], self._glyphs), "cyan"))
         return joined(columns, cells, self._glyphs)
 
-    def _happening(self, one: ServiceEvent) -> Text:
+    def _event_line(self, one: ServiceEvent) -> Text:
         pods = f" ({_listed(one['pods'])})" if self._many else ""
         return line(
             (moment(one["at"], self._message["at"]), "dim"),

@@ -27,7 +27,7 @@ from seawall.cli.top.command import KEYS, WELL, Options
 from seawall.cli.top.drawing import frame
 from seawall.cli.top.history import TopHistory
 from seawall.cli.top.layout import STYLES, fit, glyphs_for, line, span
-from seawall.cli.top.messages import ParsedMessage, narrowed, understood
+from seawall.cli.top.messages import ParsedMessage, narrowed, validated
 from seawall.clock import current_clock
 from seawall.dashboard.views import History
 
@@ -43,7 +43,7 @@ def run(options: Options, console: Console) -> int:
     if not console.is_terminal or console.is_dumb_terminal:
         raise ValueError("this is no terminal to draw in: write --once or --json")
     with ExitStack() as stack:
-        stack.enter_context(_terminated())
+        stack.enter_context(_ended_by_sigterm())
         keys = stack.enter_context(_keys())
         feed = stack.enter_context(_Feed(options.source))
         screen = _Screen(options, console)
@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> int:
         stack.enter_context(live)
         while True:
             live.update(screen.draw(feed), refresh=True)
-            for key in _pressed(keys, feed.bell):
+            for key in _read_keys(keys, feed.bell):
                 if key in "qQ\x04":
                     return WELL
                 if key in "sS":
@@ -98,9 +98,9 @@ class _Feed:
     def _read(self) -> None:
         try:
             for raw in self._source.messages(self._show_trouble):
-                reading = understood(raw)
+                reading = validated(raw)
                 # Copied, because the screen draws this while the next message extends the original.
-                history = _copied(self._past.take(reading.message))
+                history = _copy(self._past.take(reading.message))
                 with self._lock:
                     self._latest, self._history = reading, history
                     self._lost, self._heard = "", self._clock.now()
@@ -118,9 +118,9 @@ class _Feed:
             self._ringer.send(b".")
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copy(one) for key, one in value.items()}
     return list(value) if isinstance(value, list) else value
 
 
@@ -178,7 +178,7 @@ def _keys() -> Iterator[int | None]:
         termios.tcsetattr(fd, termios.TCSAFLUSH, before)
 
 
-def _pressed(keys: int | None, bell: socket.socket) -> str:
+def _read_keys(keys: int | None, bell: socket.socket) -> str:
     """Wait for keys, for the bell or for a moment, and return the keys."""
     asked: list[socket.socket | int] = [bell] if keys is None else [bell, keys]
     ready, _, _ = select.select(asked, (), (), REDRAWN_EVERY)
@@ -190,7 +190,7 @@ def _pressed(keys: int | None, bell: socket.socket) -> str:
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does, so that the terminal is restored."""
     if threading.current_thread() is not threading.main_thread():
         yield

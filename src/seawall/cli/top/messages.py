@@ -71,13 +71,13 @@ def parse(text: str | bytes, name: str = "views") -> dict[str, Any]:
     return raw
 
 
-def understood(raw: dict[str, Any]) -> ParsedMessage:
+def validated(raw: dict[str, Any]) -> ParsedMessage:
     """Turn the result of `parse` into a message that can be shown."""
     views: dict[str, View] = {}
     foreign = broken = 0
     for one in raw["views"][:MOST_PODS]:
         try:
-            view = cast("View", _calm(valid_view(one)))
+            view = cast("View", _limit_marks(valid_view(one)))
         except ValueError:
             other = isinstance(one, dict) and one.get("format", FORMAT) != FORMAT
             foreign, broken = foreign + other, broken + (not other)
@@ -105,9 +105,11 @@ def narrowed(
     omitted.
     """
     wanted_pods, wanted = tuple(pods), tuple(guards)
-    views = [v for v in message["views"] if not wanted_pods or _like(v["pod"]["name"], wanted_pods)]
+    views = [
+        v for v in message["views"] if not wanted_pods or _matches(v["pod"]["name"], wanted_pods)
+    ]
     if wanted:
-        views = [_about(view, wanted) for view in views]
+        views = [_only_guards(view, wanted) for view in views]
     return {**message, **_summary(views, message["at"])}
 
 
@@ -144,7 +146,7 @@ def verdict(message: DashboardMessage) -> Tone:
     return worst(tones)
 
 
-def calm(text: str) -> str:
+def limit_marks(text: str) -> str:
     """Return `text` without excess combining marks and without variation selectors."""
     if text.isascii():
         return text
@@ -158,16 +160,16 @@ def calm(text: str) -> str:
 
 def legible(text: str, longest: int = LONGEST_NAME) -> str:
     """Return `text` in a form that is safe for a terminal, at most `longest` characters."""
-    return calm(shown(text, longest))
+    return limit_marks(shown(text, longest))
 
 
-def _calm(value: Any) -> Any:
+def _limit_marks(value: Any) -> Any:
     if isinstance(value, str):
-        return calm(value)
+        return limit_marks(value)
     if isinstance(value, dict):
-        return {_calm(key): _calm(one) for key, one in value.items()}
+        return {_limit_marks(key): _limit_marks(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_calm(one) for one in value)
+        return type(value)(_limit_marks(one) for one in value)
     return value
 
 
@@ -184,18 +186,18 @@ def _pods(count: int) -> str:
     return "1 pod" if count == 1 else f"{count} pods"
 
 
-def _like(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _about(view: View, patterns: tuple[str, ...]) -> View:
+def _only_guards(view: View, patterns: tuple[str, ...]) -> View:
     whole = view.copy()
     whole.pop("all_guards", None)  # the total number of matching guards is unknown
     return {
         **whole,
-        "guards": [guard for guard in view["guards"] if _like(guard["name"], patterns)],
-        "troubles": [one for one in view["troubles"] if _like(one["where"], patterns)],
-        "happenings": [one for one in view["happenings"] if _like(one["where"], patterns)],
+        "guards": [guard for guard in view["guards"] if _matches(guard["name"], patterns)],
+        "troubles": [one for one in view["troubles"] if _matches(one["where"], patterns)],
+        "happenings": [one for one in view["happenings"] if _matches(one["where"], patterns)],
         "sections": {},
     }
 
@@ -207,5 +209,5 @@ def _histories(histories: dict[str, Any], views: Iterable[str]) -> dict[str, His
         name = legible(pod)
         if name in views:
             with suppress(ValueError):
-                known[name] = cast("History", _calm(valid_history(past)))
+                known[name] = cast("History", _limit_marks(valid_history(past)))
     return known
