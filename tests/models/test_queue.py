@@ -180,9 +180,9 @@ class Strict(Noting):
 class Forgetful(Noting):
     """Gives a job that comes back a new place."""
 
-    def _back(self, now: int, job: Any, *args: Any, **options: Any) -> None:
+    def _return_job(self, now: int, job: Any, *args: Any, **options: Any) -> None:
         job.score = now - job.priority * self.rules.head_start
-        super()._back(now, job, *args, **options)
+        super()._return_job(now, job, *args, **options)
 
 
 @given(SEEDS)
@@ -245,18 +245,18 @@ def no_zombie_acks(make: Callable[[QueueRules], Queue]) -> Callable[[int], None]
 class Unfenced(Queue):
     """Does not look at the fence."""
 
-    def _mine(self, now: int, id_: str, fence: int) -> Any:
-        job = self._look(now, id_)
-        return super()._mine(now, id_, fence if job is None else job.fence)
+    def _held_job(self, now: int, id_: str, fence: int) -> Any:
+        job = self._current(now, id_)
+        return super()._held_job(now, id_, fence if job is None else job.fence)
 
 
 class Endless(Queue):
     """Lets a lease be good until somebody else wants the job."""
 
-    def _settle(self, now: int) -> None:
-        super()._settle(now)
+    def _process_due(self, now: int) -> None:
+        super()._process_due(now)
 
-    def _look(self, now: int, id_: str) -> Any:
+    def _current(self, now: int, id_: str) -> Any:
         return self._jobs.get(id_)
 
     def perform(self, now: int, operation: str, *args: Any) -> Any:
@@ -314,16 +314,16 @@ def everything_ends(make: Callable[[QueueRules], Queue]) -> Callable[[int], None
 class Patient(Queue):
     """Never sweeps leases."""
 
-    def _lose(self, now: int, job: Any) -> None:
+    def _expire_lease(self, now: int, job: Any) -> None:
         pass
 
 
 class Stubborn(Queue):
     """Tries for ever."""
 
-    def _back(self, now: int, job: Any, *args: Any, **options: Any) -> None:
+    def _return_job(self, now: int, job: Any, *args: Any, **options: Any) -> None:
         options["counted"] = False
-        super()._back(now, job, *args, **options)
+        super()._return_job(now, job, *args, **options)
 
 
 @given(SEEDS)
@@ -387,19 +387,19 @@ def heard_claims_count(make: Callable[[QueueRules], Queue]) -> Callable[[int], N
 class Strictly(Queue):
     """Counts every claim, heard of or not."""
 
-    def _lose(self, now: int, job: Any) -> None:
+    def _expire_lease(self, now: int, job: Any) -> None:
         job.heard = True
-        super()._lose(now, job)
+        super()._expire_lease(now, job)
 
 
 class Stingy(Queue):
     """Takes back what nobody has heard of, and the attempt with it."""
 
-    def _back(self, now: int, job: Any, *args: Any, **options: Any) -> None:
+    def _return_job(self, now: int, job: Any, *args: Any, **options: Any) -> None:
         if args[1] == "nobody heard of the claim":
             job.attempts += 1
             options["counted"] = True
-        super()._back(now, job, *args, **options)
+        super()._return_job(now, job, *args, **options)
 
 
 @given(SEEDS)

@@ -83,7 +83,7 @@ class Queue:
 
     def perform(self, now: int, operation: str, *args: Any) -> Any:
         """Process due entries, then run one of the operations below."""
-        self._settle(now)
+        self._process_due(now)
         return getattr(self, operation)(now, *args)
 
     # Operations
@@ -93,10 +93,10 @@ class Queue:
 
         A job whose dedupe id is in use is not added: it gets the id of the existing job.
         """
-        fresh = sum(self._known(now, new.dedupe) is None for new in jobs)
+        fresh = sum(self._dedupe_holder(now, new.dedupe) is None for new in jobs)
         if self._unfinished() + fresh > self.rules.max_size:
             return None
-        return [self._known(now, new.dedupe) or self._add(now, new) for new in jobs]
+        return [self._dedupe_holder(now, new.dedupe) or self._add(now, new) for new in jobs]
 
     def claim(self, now: int, count: int, lease: int, token: str) -> tuple[list[JobGranted], int]:
         """Claim the next jobs, at most `count`, for `lease`. Repeated, return the same jobs.
@@ -120,7 +120,7 @@ class Queue:
             size += len(job.payload)
             if granted and size > BATCH_BYTES:
                 break
-            self._leave_line(job)
+            self._leave_indexes(job)
             job.state, job.heard = "claimed", False
             job.fence += 1
             job.attempts += 1
@@ -130,7 +130,7 @@ class Queue:
             return granted, 0
         if len(self._ready):
             return [], 0
-        ahead = [first[0] for line in (self._delayed, self._leases) if (first := line.first())]
+        ahead = [first[0] for index in (self._delayed, self._leases) if (first := index.first())]
         return [], max(0, min(ahead) - now) if ahead else -1
 
     def heard(self, now: int, token: str) -> Answer:
@@ -147,13 +147,13 @@ class Queue:
         """Take back an unacknowledged claim. For `lease`, the token grants nothing any more."""
         for job in self._claimed_by(now, token):
             job.attempts -= 1
-            self._back(now, job, 0, NOBODY, fatal=False, counted=False)
+            self._return_job(now, job, 0, NOBODY, fatal=False, counted=False)
         self._tokens.put(token, [], now + lease)
         return True, "released"
 
     def extend(self, now: int, id_: str, fence: int, lease: int) -> Answer:
         """Extend a claim to `lease` from now."""
-        job, answer = self._mine(now, id_, fence)
+        job, answer = self._held_job(now, id_, fence)
         if job is not None:
             job.heard = True
             job.at = now + lease
@@ -162,7 +162,7 @@ class Queue:
 
     def ack(self, now: int, id_: str, fence: int, result: bytes) -> Answer:
         """End a claimed job as done. Repeating it with the same claim succeeds again."""
-        job, answer = self._mine(now, id_, fence)
+        job, answer = self._held_job(now, id_, fence)
         if job is None:
             known = self._jobs.get(id_)
             again = known is not None and known.state == "done" and known.fence == fence
@@ -173,17 +173,17 @@ class Queue:
 
     def nack(self, now: int, id_: str, fence: int, delay: int, reason: str, how: How) -> Answer:
         """Return a claimed job, to be ready after `delay`, or as dead after its last attempt."""
-        job, answer = self._mine(now, id_, fence)
+        job, answer = self._held_job(now, id_, fence)
         if job is None:
             return answer
         if how == "returned":
             job.attempts -= 1
-        self._back(now, job, delay, reason, fatal=how == "fatal", counted=how == "failed")
+        self._return_job(now, job, delay, reason, fatal=how == "fatal", counted=how == "failed")
         return True, job.state
 
     def cancel(self, now: int, id_: str) -> Answer:
         """Cancel a job that has not ended."""
-        job = self._look(now, id_)
+        job = self._current(now, id_)
         if job is None:
             return False, "unknown"
         if job.state not in ("waiting", "delayed", "claimed"):
@@ -193,7 +193,7 @@ class Queue:
 
     def status(self, now: int, id_: str) -> Seen | None:
         """Return the status of a job, or None if it is unknown."""
-        job = self._look(now, id_)
+        job = self._current(now, id_)
         if job is None:
             return None
         age = max(0, now - job.pushed)
@@ -220,11 +220,11 @@ class Queue:
         searched. One call examines at most `BROWSED` jobs and `BATCH_BYTES` of payloads. The
         position is None if there are no more jobs.
         """
-        lines = {"waiting": self._ready, "delayed": self._delayed, "claimed": self._leases}
-        line = lines.get(state, self._dead)
+        indexes = {"waiting": self._ready, "delayed": self._delayed, "claimed": self._leases}
+        index = indexes.get(state, self._dead)
         found: list[Browsed] = []
         last, size = (number, id_), 0
-        places = line.behind(number, id_, BROWSED + 1, back=state not in lines)
+        places = index.behind(number, id_, BROWSED + 1, back=state not in indexes)
         for looked, place in enumerate(places):
             job = self._jobs[place[1]]
             size += len(job.payload) if cut else 0
@@ -233,37 +233,39 @@ class Queue:
             last = place
             texts = [job.id.encode(), job.reason.encode(), *([job.payload] if cut else [])]
             if any(search in text.lower() for text in texts):
-                found.append(self._shown(now, job, place[0], cut))
+                found.append(self._browsed(now, job, place[0], cut))
         return found, None
 
     def inspect(self, now: int, id_: str, cut: int) -> Browsed | None:
         """Return one job, with at most `cut` bytes of its payload, or None if it is unknown."""
-        job = self._look(now, id_)
-        return None if job is None else self._shown(now, job, 0, cut)
+        job = self._current(now, id_)
+        return None if job is None else self._browsed(now, job, 0, cut)
 
     def requeue(self, now: int, id_: str) -> Answer:
         """Restart a dead job with all attempts, a new position and a new deadline."""
-        job = self._look(now, id_)
+        job = self._current(now, id_)
         if job is None or job.state != "dead":
             return False, "unknown" if job is None else job.state
         if self._unfinished() >= self.rules.max_size:
             return False, "full"
-        if self._known(now, job.dedupe) not in (None, id_):
+        if self._dedupe_holder(now, job.dedupe) not in (None, id_):
             return False, "taken"
-        if id_ not in self._jobs:  # `_known` may have ended another job and evicted this one
+        if (
+            id_ not in self._jobs
+        ):  # `_dedupe_holder` may have ended another job and evicted this one
             return False, "unknown"
         if job.dedupe:
             self._by_dedupe[job.dedupe] = id_
         self._dead.discard(id_)
         job.attempts = job.unheard = 0
-        job.score = self._of_line(now) - job.priority * self.rules.head_start
+        job.score = self._score_time(now) - job.priority * self.rules.head_start
         job.deadline = now + self.rules.keep
         self._place(now, job, now)
         return True, job.state
 
     def drop(self, now: int, id_: str) -> Answer:
         """Delete a dead job."""
-        job = self._look(now, id_)
+        job = self._current(now, id_)
         if job is None or job.state != "dead":
             return False, "unknown" if job is None else job.state
         self._forget(job)
@@ -286,35 +288,35 @@ class Queue:
             tuple(self._totals.values()),
         )
 
-    def _settle(self, now: int) -> None:
+    def _process_due(self, now: int) -> None:
         """Process due entries: at most `SWEEP` of each kind, in this order."""
-        for line in (self._memory, self._dead):
-            for id_ in line.take(SWEEP, now):
+        for index in (self._memory, self._dead):
+            for id_ in index.take(SWEEP, now):
                 self._forget(self._jobs[id_])
         self._tokens.sweep(SWEEP, now)
         for id_ in self._leases.take(SWEEP, now):
-            self._lose(now, self._jobs[id_])
+            self._expire_lease(now, self._jobs[id_])
         for id_ in self._deadlines.take(SWEEP, now):
             self._finish(now, self._jobs[id_], "expired", LATE)
         for id_ in self._delayed.take(SWEEP, now):
             self._place(now, self._jobs[id_], self._jobs[id_].at)
 
-    def _look(self, now: int, id_: str) -> QueuedJob | None:
+    def _current(self, now: int, id_: str) -> QueuedJob | None:
         """Return a job in its current state, even if the sweep has not reached it yet."""
         job = self._jobs.get(id_)
         if job is None:
             return None
         if job.state == "claimed" and job.at <= now:
-            self._lose(now, job)
+            self._expire_lease(now, job)
         if job.state in ("waiting", "delayed") and job.deadline <= now:
             self._finish(now, job, "expired", LATE)
         if job.state == "delayed" and job.at <= now:
             self._place(now, job, job.at)
         return job
 
-    def _mine(self, now: int, id_: str, fence: int) -> tuple[QueuedJob | None, Answer]:
+    def _held_job(self, now: int, id_: str, fence: int) -> tuple[QueuedJob | None, Answer]:
         """Return the job if that claim of it is valid, and the answer to give."""
-        job = self._look(now, id_)
+        job = self._current(now, id_)
         if job is None:
             return None, (False, "unknown")
         good = job.state == "claimed" and job.fence == fence
@@ -329,25 +331,25 @@ class Queue:
             job.id, job.fence, job.attempts, job.priority, age, waited, left, job.payload
         )
 
-    def _shown(self, now: int, job: QueuedJob, number: int, cut: int) -> Browsed:
+    def _browsed(self, now: int, job: QueuedJob, number: int, cut: int) -> Browsed:
         age, since = max(0, now - job.pushed), now - job.at
         fields = (number, job.id, job.state, job.priority, job.attempts, age, since, job.reason)
         return Browsed(*fields, len(job.payload), job.payload[:cut])
 
     def _claimed_by(self, now: int, token: str) -> list[QueuedJob]:
         """Return the jobs still claimed with that token and not acknowledged."""
-        jobs = [self._mine(now, id_, fence)[0] for id_, fence in self._tokens.claims(token)]
+        jobs = [self._held_job(now, id_, fence)[0] for id_, fence in self._tokens.claims(token)]
         return [job for job in jobs if job is not None and not job.heard]
 
-    def _known(self, now: int, dedupe: str) -> str | None:
+    def _dedupe_holder(self, now: int, dedupe: str) -> str | None:
         """Return the id of the job that holds a dedupe id, or None."""
-        job = self._look(now, self._by_dedupe.get(dedupe, "")) if dedupe else None
+        job = self._current(now, self._by_dedupe.get(dedupe, "")) if dedupe else None
         if job is None:
             return None
         alive = job.state in ("waiting", "delayed", "claimed")
         return job.id if alive or job.at + self.rules.dedupe > now else None
 
-    def _of_line(self, now: int) -> int:
+    def _score_time(self, now: int) -> int:
         """Return the time to use for a score: never earlier than that of the previous score.
 
         A time further ahead than `keep` came from a wrong clock and is discarded.
@@ -360,7 +362,7 @@ class Queue:
         self._serial += 1
         self._totals["pushed"] += 1
         id_ = f"{self._serial:016d}-{new.nonce}"
-        job = QueuedJob(id_, new, now, self._of_line(now), self.rules)
+        job = QueuedJob(id_, new, now, self._score_time(now), self.rules)
         self._jobs[job.id] = job
         if new.dedupe:
             self._by_dedupe[new.dedupe] = job.id
@@ -384,24 +386,24 @@ class Queue:
         self._since.set(job.id, job.score + job.priority * self.rules.head_start)
         self._waiting[job.priority] += 1
 
-    def _leave_line(self, job: QueuedJob) -> None:
+    def _leave_indexes(self, job: QueuedJob) -> None:
         if job.state == "waiting":
             self._waiting[job.priority] -= 1
-        for line in (self._ready, self._since, self._delayed, self._leases, self._deadlines):
-            line.discard(job.id)
+        for index in (self._ready, self._since, self._delayed, self._leases, self._deadlines):
+            index.discard(job.id)
 
-    def _lose(self, now: int, job: QueuedJob) -> None:
+    def _expire_lease(self, now: int, job: QueuedJob) -> None:
         self._totals["lost"] += 1
         counted = job.heard or job.unheard >= UNHEARD
         if not counted:
             job.unheard += 1
             job.attempts -= 1
-        self._back(now, job, 0, LEASE_OVER, fatal=False, counted=counted)
+        self._return_job(now, job, 0, LEASE_OVER, fatal=False, counted=counted)
 
-    def _back(
+    def _return_job(
         self, now: int, job: QueuedJob, delay: int, reason: str, *, fatal: bool, counted: bool
     ) -> None:
-        self._leave_line(job)
+        self._leave_indexes(job)
         job.reason = reason
         if fatal or (counted and job.attempts >= self.rules.max_attempts):
             self._finish(now, job, "dead", reason)
@@ -411,7 +413,7 @@ class Queue:
             self._place(now, job, now + delay)
 
     def _finish(self, now: int, job: QueuedJob, state: State, reason: str) -> None:
-        self._leave_line(job)
+        self._leave_indexes(job)
         job.state, job.at, job.reason = state, now, reason
         self.ended.append(job.id)
         self._totals["died" if state == "dead" else state] += 1
@@ -426,9 +428,9 @@ class Queue:
             self._memory.set(job.id, now + self.rules.result_ttl)
             self._make_room(self._memory, self.rules.max_ended)
 
-    def _make_room(self, line: Index, most: int) -> list[str]:
+    def _make_room(self, index: Index, most: int) -> list[str]:
         """Delete the entries that expire first, and return their ids."""
-        gone = line.take(min(len(line) - most, SWEEP))
+        gone = index.take(min(len(index) - most, SWEEP))
         for id_ in gone:
             self._forget(self._jobs[id_])
         return gone
