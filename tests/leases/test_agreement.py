@@ -13,7 +13,7 @@ from hypothesis import given
 
 from seawall.durable.database import statements as _sql
 from seawall.durable.database.connections import TextQuery, connection_of
-from seawall.durable.database.leases import _asked
+from seawall.durable.database.leases import _command_steps
 from seawall.durable.database.migrations import migrations
 from seawall.durable.database.statements import TableNames, statements
 from seawall.leases.store import Command, Take
@@ -60,7 +60,7 @@ def new_lease(dialect: str, request: pytest.FixtureRequest) -> Iterator[Callable
 
         def answer(now: int, command: Command) -> LeaseGranted | Busy:
             connection.run(set_clock(now))
-            steps = _asked(name, command)
+            steps = _command_steps(name, command)
             raced = isinstance(command, Take) and command.attempt % 2
             return connection.run(overtaken(steps) if raced else steps)
 

@@ -147,7 +147,7 @@ def test_a_release_wakes_the_waiters_of_the_same_process_at_once(site: Site, mon
     from seawall.durable.database import leases
     from seawall.redis import lease as lease_module
 
-    monkeypatch.setattr(leases, "POLL", LONG)
+    monkeypatch.setattr(leases, "LONGEST_POLL", LONG)
     monkeypatch.setattr(lease_module, "LONGEST_POLL", LONG)
 
     async def scenario():

@@ -72,19 +72,19 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection of {self.kind.name}>"
 
-    def _text(self, asked: NamedQuery | TextQuery) -> StatementText:
+    def _text(self, query: NamedQuery | TextQuery) -> StatementText:
         style = self.kind.style
-        if isinstance(asked, NamedQuery):
-            return statement(self.dialect, style, self.names, asked.which, self._now)
-        return rendered(asked.text, self.dialect, style, self.names, self._now)
+        if isinstance(query, NamedQuery):
+            return statement(self.dialect, style, self.names, query.which, self._now)
+        return rendered(query.text, self.dialect, style, self.names, self._now)
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation."""
         ask = self.kind.ask
 
-        def answer(asked: NamedQuery | TextQuery) -> Any:
+        def answer(query: NamedQuery | TextQuery) -> Any:
             try:
-                return ask(self.raw, self._text(asked), asked.arguments)
+                return ask(self.raw, self._text(query), query.arguments)
             except Exception as error:
                 raise_if_missing(error, self.names)
                 raise
@@ -95,9 +95,9 @@ class Connection:
         """Async twin of `run`."""
         ask = self.kind.ask
 
-        async def answer(asked: NamedQuery | TextQuery) -> Any:
+        async def answer(query: NamedQuery | TextQuery) -> Any:
             try:
-                return await ask(self.raw, self._text(asked), asked.arguments)
+                return await ask(self.raw, self._text(query), query.arguments)
             except Exception as error:
                 raise_if_missing(error, self.names)
                 raise

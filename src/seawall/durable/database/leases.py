@@ -45,36 +45,36 @@ if TYPE_CHECKING:
     from seawall.durable.database.database import Database
     from seawall.runtime.layers import Kind
 
-ANSWER: Final = 2.0
+ANSWER_TIMEOUT: Final = 2.0
 """Number of seconds that a caller waits for the database's answer."""
 
-SLACK: Final = 0.5
+THREAD_SLACK: Final = 0.5
 """Extra seconds that a thread waits, so that the database's own timeout ends first."""
 
-LATE: Final = 30.0
+LATE_TIMEOUT: Final = 30.0
 """Seconds that a statement may run on without its caller. A lease granted then is released."""
 
-UNDER_WAY: Final = 8
+MOST_STATEMENTS: Final = 8
 """Maximum number of concurrent statements about one lease. It bounds a hanging database."""
 
-POLL: Final = 1.0
+LONGEST_POLL: Final = 1.0
 """Maximum number of seconds between two questions of a waiter."""
 
-POSTS: Final = 3
+POST_ATTEMPTS: Final = 3
 """Number of attempts of a command that runs in the background."""
 
 
 class DatabaseLease:
     """One lease of a `Database`; implements `LeaseShare`."""
 
-    timeout: float = ANSWER
+    timeout: float = ANSWER_TIMEOUT
 
     def __init__(self, database: Database, name: str, desk: LeaseDesk) -> None:
         """Keep the lease `name` in its own row."""
         self._database = database
         self._name = name
         self._desk = desk
-        self._working: set[asyncio.Task[LeaseGranted | Busy]] = set()
+        self._statements: set[asyncio.Task[LeaseGranted | Busy]] = set()
         survives_fork(self)
 
     @property
@@ -89,7 +89,7 @@ class DatabaseLease:
 
     def longest_poll(self, ttl: float) -> float:
         """Return the seconds until the next look: a database does not announce a free lease."""
-        return min(POLL, ttl / 5)
+        return min(LONGEST_POLL, ttl / 5)
 
     # Questions
 
@@ -104,41 +104,41 @@ class DatabaseLease:
             )
         if self._desk.background.thread is threading.current_thread():
             raise RuntimeError(OWN_THREAD)
-        return StoreQuestion(self, command, clock.now() + ANSWER + SLACK, self._add)
+        return StoreQuestion(self, command, clock.now() + ANSWER_TIMEOUT + THREAD_SLACK, self._add)
 
-    def _add(self, asking: StoreQuestion) -> None:
-        self._desk.spawn(lambda: self._tell(asking))
+    def _add(self, question: StoreQuestion) -> None:
+        self._desk.spawn(lambda: self._deliver_answer(question))
 
-    async def _tell(self, asking: StoreQuestion) -> None:
+    async def _deliver_answer(self, question: StoreQuestion) -> None:
         """Ask the database and deliver the answer, however late it comes.
 
         A statement is not cancelled when its caller gives up: the driver would have to close the
         connection, and a lease granted at that moment would have no holder.
         """
-        if asking.over:
+        if question.over:
             return
         try:
-            working = self._begin(asking.item)
-            if not await _has_ended(working, ANSWER):
-                asking.fail(self._late(ANSWER))
-                await _wind_up(working)
-            asking.deliver(self._result(working))
+            statement = self._start_statement(question.item)
+            if not await _has_ended(statement, ANSWER_TIMEOUT):
+                question.fail(self._timed_out(ANSWER_TIMEOUT))
+                await _wait_out(statement)
+            question.deliver(self._result(statement))
         except (StoreUnavailable, TablesMissing) as error:
-            asking.fail(error)
+            question.fail(error)
         except asyncio.CancelledError:  # the database's thread ends, not a caller's loop
-            asking.fail(StoreUnavailable(f"the database {self.store_name!r} was closed"))
+            question.fail(StoreUnavailable(f"the database {self.store_name!r} was closed"))
             raise
 
     async def call(self, command: Command, patience: float) -> LeaseGranted | Busy:
         """Return the answer to `command`; wait for it at most `patience` seconds."""
-        working = self._begin(command)
-        if not await _has_ended(working, patience):
-            self._desk.spawn(lambda: _wind_up(working))
-            raise self._late(patience)
-        return self._result(working)
+        statement = self._start_statement(command)
+        if not await _has_ended(statement, patience):
+            self._desk.spawn(lambda: _wait_out(statement))
+            raise self._timed_out(patience)
+        return self._result(statement)
 
     def post(self, command: Command) -> None:
-        """Execute `command` in the background, with up to `POSTS` attempts."""
+        """Execute `command` in the background, with up to `POST_ATTEMPTS` attempts."""
         try:
             self._desk.spawn(lambda: self._post(command))
         except StoreUnavailable:
@@ -146,9 +146,9 @@ class DatabaseLease:
                 _start_thread(lambda: asyncio.run(self._post(command)))
 
     async def _post(self, command: Command) -> None:
-        for number in range(POSTS):
+        for number in range(POST_ATTEMPTS):
             with suppress(StoreUnavailable, TablesMissing):
-                await self.call(command, ANSWER)
+                await self.call(command, ANSWER_TIMEOUT)
                 return
             await sleep_async(0.1 * 4**number)
 
@@ -157,46 +157,46 @@ class DatabaseLease:
         if isinstance(item, Take) and isinstance(answer, LeaseGranted):
             self.post(Release(answer.token))
 
-    def _begin(self, command: Command) -> asyncio.Task[LeaseGranted | Busy]:
-        if len(self._working) >= UNDER_WAY:
+    def _start_statement(self, command: Command) -> asyncio.Task[LeaseGranted | Busy]:
+        if len(self._statements) >= MOST_STATEMENTS:
             raise StoreUnavailable(f"the database {self.store_name!r} has not answered for long")
-        working = asyncio.get_running_loop().create_task(self._execute(command))
-        self._working.add(working)
-        working.add_done_callback(self._working.discard)
-        return working
+        statement = asyncio.get_running_loop().create_task(self._execute(command))
+        self._statements.add(statement)
+        statement.add_done_callback(self._statements.discard)
+        return statement
 
     async def _execute(self, command: Command) -> LeaseGranted | Busy:
         database, name = self._database, self._name
         if isinstance(database.source, Sqlite):
-            answer = await database.arun(lambda: _asked(name, command))
+            answer = await database.arun(lambda: _command_steps(name, command))
         elif database.is_async:
             answer = await database.guard.acall(_aonce, database, name, command)
         else:
             answer = await _in_thread(lambda: database.guard.call(_once, database, name, command))
         if isinstance(command, (Release, Withdraw)) and isinstance(answer, LeaseGranted):
-            self._desk.ring(self._name)
+            self._desk.wake_waiters(self._name)
         return answer
 
-    def _result(self, working: asyncio.Task[LeaseGranted | Busy]) -> LeaseGranted | Busy:
+    def _result(self, statement: asyncio.Task[LeaseGranted | Busy]) -> LeaseGranted | Busy:
         """Return the database's answer or raise the failure."""
-        if not working.done() or working.cancelled():
-            raise self._late(LATE)
-        error = working.exception()
+        if not statement.done() or statement.cancelled():
+            raise self._timed_out(LATE_TIMEOUT)
+        error = statement.exception()
         if error is None:
-            return working.result()
+            return statement.result()
         if isinstance(error, TablesMissing):
             raise error
         raise StoreUnavailable(f"the database {self.store_name!r}: {described(error)}") from error
 
-    def _late(self, seconds: float) -> StoreUnavailable:
+    def _timed_out(self, seconds: float) -> StoreUnavailable:
         return StoreUnavailable(
             f"the database {self.store_name!r} did not answer within {seconds:.3g} s"
         )
 
     def _after_fork(self) -> None:
         """Forget the statements of the parent process."""
-        _of_parent.append(self._working)
-        self._working = set()
+        _parent_tasks.append(self._statements)
+        self._statements = set()
 
     # Jobs, messages, closing
 
@@ -208,9 +208,9 @@ class DatabaseLease:
         """Run `job` every `seconds`."""
         return self._desk.every(seconds, job)
 
-    def listen(self, heard: Callable[[], object]) -> Callable[[], None]:
-        """Call `heard` when this process releases the lease, and when the database is closed."""
-        return self._desk.listen(self._name, heard)
+    def listen(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` when this process releases the lease, and when the database is closed."""
+        return self._desk.listen(self._name, callback)
 
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
         """Do nothing: the state of a database is only known by asking it."""
@@ -295,21 +295,21 @@ class LeaseDesk:
 
     # Messages
 
-    def listen(self, name: str, heard: Callable[[], object]) -> Callable[[], None]:
-        """Call `heard` at each `ring` for `name`; return a function that unsubscribes it."""
+    def listen(self, name: str, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` at each `wake_waiters(name)`; return a function that unsubscribes it."""
         key = object()
-        self._listeners[key] = name, heard
+        self._listeners[key] = name, callback
 
         def stop() -> None:
             self._listeners.pop(key, None)
 
         return stop
 
-    def ring(self, name: str | None = None) -> None:
+    def wake_waiters(self, name: str | None = None) -> None:
         """Wake the waiters of this process for `name`; without a name, all of them."""
-        for waited_for, heard in list(self._listeners.values()):
+        for waited_for, callback in list(self._listeners.values()):
             if name is None or name == waited_for:
-                heard()
+                callback()
 
     # Closing
 
@@ -317,34 +317,34 @@ class LeaseDesk:
         """End all holdings and release their leases; for an async database, in its loop, soon."""
         if not self._is_async:
             self.background.stop()()
-            self.ring()
+            self.wake_waiters()
             return
-        self.ring()
+        self.wake_waiters()
         ended = [holding for holding in list(self.held) if holding.close()]
         for holding in ended:
             with suppress(StoreUnavailable):
                 self.spawn(holding.release)
 
     async def _end(self) -> None:
-        self.ring()
+        self.wake_waiters()
         await close_all(self.held)
 
     def _after_fork(self) -> None:
         """Drop the thread, loop and tasks of the parent process."""
-        _of_parent.append((self._tasks, self._handles, self._loop))
+        _parent_tasks.append((self._tasks, self._handles, self._loop))
         self.background.after_fork()
         self._loop = None
         self.held, self._tasks, self._handles, self._listeners = set(), set(), set(), {}
 
 
-_of_parent: Final[list[object]] = []
+_parent_tasks: Final[list[object]] = []
 """Tasks of a parent process. They cannot end here; a reference keeps asyncio from warning."""
 
 
 # Statements
 
 
-def _asked(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
+def _command_steps(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
     """Execute `command` by the rules of `LeaseModel`."""
     rows: list[Any]
     match command:
@@ -353,15 +353,15 @@ def _asked(name: str, command: Command) -> Steps[LeaseGranted | Busy]:
             seen = yield from _look(name)
             if seen is not None and seen[0].left and seen[1] != holder:
                 return seen[0]
-            asked = {"name": name, "holder": holder, "attempt": attempt, "ttl": ttl}
-            rows = yield NamedQuery("leases.take", asked)
+            arguments = {"name": name, "holder": holder, "attempt": attempt, "ttl": ttl}
+            rows = yield NamedQuery("leases.take", arguments)
         case Renew(token, ttl):
             rows = yield NamedQuery("leases.renew", {"name": name, "token": token, "ttl": ttl})
         case Release(token):
             rows = yield NamedQuery("leases.release", {"name": name, "token": token})
         case Withdraw(holder, attempt):
-            asked = {"name": name, "holder": holder, "attempt": attempt}
-            rows = yield NamedQuery("leases.withdraw", asked)
+            arguments = {"name": name, "holder": holder, "attempt": attempt}
+            rows = yield NamedQuery("leases.withdraw", arguments)
     if rows:
         return LeaseGranted(rows[0][0])
     seen = yield from _look(name)
@@ -381,12 +381,12 @@ def _look(name: str) -> Steps[tuple[Busy, str] | None]:
 
 async def _aonce(database: Database, name: str, command: Command) -> LeaseGranted | Busy:
     async with aautocommit(database) as raw:
-        return await database.connection(raw).arun(_asked(name, command))
+        return await database.connection(raw).arun(_command_steps(name, command))
 
 
 def _once(database: Database, name: str, command: Command) -> LeaseGranted | Busy:
     with autocommit(database) as raw:
-        return database.connection(raw).run(_asked(name, command))
+        return database.connection(raw).run(_command_steps(name, command))
 
 
 async def _in_thread(work: Callable[[], LeaseGranted | Busy]) -> LeaseGranted | Busy:
@@ -416,10 +416,10 @@ async def _has_ended(task: asyncio.Task[Any], seconds: float) -> bool:
     return bool(done)
 
 
-async def _wind_up(working: asyncio.Task[Any]) -> None:
-    """Wait for a statement without a waiter for up to `LATE` seconds; then cancel it."""
-    if not await _has_ended(working, LATE):
-        await end([working])
+async def _wait_out(statement: asyncio.Task[Any]) -> None:
+    """Wait for a statement without a waiter for up to `LATE_TIMEOUT` seconds; then cancel it."""
+    if not await _has_ended(statement, LATE_TIMEOUT):
+        await end([statement])
 
 
 # Fencing
@@ -447,19 +447,19 @@ class Fence:
         own = self._database.connection(conn)
         if own.kind.is_async:
             raise TypeError(f"{own!r} is awaited: write `await fence.acheck(conn, token)`")
-        own.join(self._steps(token), _SO_THAT)
+        own.join(self._steps(token), TOGETHER)
 
     async def acheck(self, conn: Any, token: int) -> None:
         """Async twin of `check`."""
         own = self._database.connection(conn)
         if not own.kind.is_async:
             raise TypeError(f"{own!r} is not awaited: write `fence.check(conn, token)`")
-        await own.ajoin(self._steps(token), _SO_THAT)
+        await own.ajoin(self._steps(token), TOGETHER)
 
     def _steps(self, token: int) -> Steps[None]:
         check.count("token", token, maximum=check.MOST)
-        asked = {"resource": self.resource, "token": token}
-        if (yield NamedQuery("leases.pass_fence", asked)):
+        arguments = {"resource": self.resource, "token": token}
+        if (yield NamedQuery("leases.pass_fence", arguments)):
             return
         rows = yield NamedQuery("leases.fence", {"resource": self.resource})
         raise LeaseLost(
@@ -468,4 +468,4 @@ class Fence:
         )
 
 
-_SO_THAT: Final = "the check and what it protects are committed together"
+TOGETHER: Final = "the check and what it protects are committed together"

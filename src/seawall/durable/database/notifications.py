@@ -17,22 +17,25 @@ from seawall.durable.database.statements import quoted
 from seawall.models.backoff import full_jitter
 from seawall.runtime.driver import sleep_async
 
-AGAIN: Final = full_jitter(0.5, cap=30.0)
-CLOSING: Final = 2.0
+RECONNECT_DELAYS: Final = full_jitter(0.5, cap=30.0)
+CLOSE_TIMEOUT: Final = 2.0
 
 
 class NotificationListener:
-    """Calls `heard` at each notification on a channel."""
+    """Calls `on_notification` at each notification on a channel."""
 
     def __init__(
-        self, channel: str, connect: Callable[[], Awaitable[Any]], heard: Callable[[], object]
+        self,
+        channel: str,
+        connect: Callable[[], Awaitable[Any]],
+        on_notification: Callable[[], object],
     ) -> None:
         """Listen on the connection that `connect` opens, of asyncpg or psycopg (async)."""
         if not callable(connect):
             raise TypeError(f"listen={connect!r}: pass a function that opens a connection")
         self._channel = channel
         self._connect = connect
-        self._heard = heard
+        self._on_notification = on_notification
         self.is_listening = False
 
     def start(self, rng: Random) -> asyncio.Task[None]:
@@ -40,7 +43,7 @@ class NotificationListener:
         return asyncio.ensure_future(self._forever(rng))
 
     async def _forever(self, rng: Random) -> None:
-        delays = AGAIN.delays(rng.random)
+        delays = RECONNECT_DELAYS.delays(rng.random)
         while True:
             try:
                 connection = await self._connect()
@@ -51,10 +54,10 @@ class NotificationListener:
                         await self._by_psycopg(connection)
                 finally:
                     if self.is_listening:
-                        delays = AGAIN.delays(rng.random)  # it worked: reconnect soon
+                        delays = RECONNECT_DELAYS.delays(rng.random)  # it worked: reconnect soon
                     self.is_listening = False
                     with suppress(Exception):
-                        async with asyncio.timeout(CLOSING):
+                        async with asyncio.timeout(CLOSE_TIMEOUT):
                             await connection.close()
             except Exception as error:  # noqa: BLE001 - polling continues without it
                 logging.getLogger("seawall").warning(
@@ -65,8 +68,8 @@ class NotificationListener:
     async def _by_asyncpg(self, connection: Any) -> None:
         gone = asyncio.Event()
         connection.add_termination_listener(lambda _connection: gone.set())
-        await connection.add_listener(self._channel, lambda *_notification: self._heard())
-        self._begun()
+        await connection.add_listener(self._channel, lambda *_notification: self._on_notification())
+        self._on_listening()
         if not connection.is_closed():
             await gone.wait()
 
@@ -74,11 +77,11 @@ class NotificationListener:
         if not connection.autocommit:
             await connection.set_autocommit(True)
         await connection.execute(f"LISTEN {quoted(self._channel)}")
-        self._begun()
+        self._on_listening()
         async for _notification in connection.notifies():
-            self._heard()
+            self._on_notification()
 
-    def _begun(self) -> None:
+    def _on_listening(self) -> None:
         """Look once: earlier notifications were missed."""
         self.is_listening = True
-        self._heard()
+        self._on_notification()
