@@ -393,6 +393,7 @@ def test_what_would_stop_its_own_loop_is_refused(file: Sqlite):
             add(connection, 4)
 
     asyncio.run(main())
+    assert numbers(file) == [1, 3, 4]
 
 
 def test_an_operation_that_waits_for_another_one_is_refused(file: Sqlite):
@@ -412,7 +413,6 @@ def test_an_operation_that_waits_for_another_one_is_refused(file: Sqlite):
     with pytest.raises(RuntimeError, match="the connection that it was given"):
         done.result(timeout=10)
     assert file.run(lambda connection: add(connection, 2)) == 2
-    assert numbers(file) == [1, 3, 4]
 
 
 def test_one_that_failed_is_open_no_more(file: Sqlite):

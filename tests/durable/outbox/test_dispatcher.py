@@ -191,7 +191,7 @@ def test_poison_in_a_batch_would_block_all_of_it(opening: Opening, monkeypatch: 
             async def blamed(_self: Any, progress: Any, *_given: Any) -> None:
                 progress.fail("the batch failed")
 
-            monkeypatch.setattr(_outbox_delivery.SinkDelivery, "_one_by_one", blamed)
+            monkeypatch.setattr(_outbox_delivery.SinkDelivery, "_deliver_aggregate", blamed)
             worker = dispatcher(outbox, seen.batch, batched=True, attempts=1)
             assert await worker.drain() == 0
             assert len(await outbox.ablocked()) == 3
@@ -485,12 +485,12 @@ def test_a_dispatcher_elsewhere_hears_of_it(driver: str, postgres: Postgres, tmp
             await elsewhere.aannounce()
             async with asyncio.timeout(10):
                 await came.get()
-            elsewhere._announced = float("-inf")
+            elsewhere._notified_at = float("-inf")
             async with database.atransaction() as connection:
                 await elsewhere.aadd(connection, "order", "1", "made", 1, notify=True)
             async with asyncio.timeout(10):
                 await came.get()
-            assert elsewhere._announced > float("-inf")
+            assert elsewhere._notified_at > float("-inf")
             worker.stop()
             await running
 
