@@ -463,19 +463,19 @@ class WorkerLoop(Generic[R]):
 
         if not runs:
             return True
-        if self._renewal is None:
-            self._renewal = asyncio.create_task(self._renew(runs))
+        renewal = self._renewal
+        if renewal is None or renewal.done():
+            renewal = self._renewal = asyncio.create_task(self._renew(runs))
         now = self._clock.now()
         # A third of a lease: there is time for another attempt; less if a claim ends before.
         waits = [run.claim.lease / 3 for run in runs]
         waits += [left for run in runs if (left := run.claim.until - now) > 0]
-        await asyncio.wait([self._renewal], timeout=min(waits))
+        await asyncio.wait([renewal], timeout=min(waits))
         answered = False
-        if self._renewal.done():
-            renewal, self._renewal = self._renewal, None
-            answered = not renewal.cancelled() and renewal.result()
-        else:
-            self._renewal.cancel()
+        if not renewal.done():
+            renewal.cancel()
+        elif not renewal.cancelled():
+            answered = renewal.result()
         if not answered:
             now = self._clock.now()
             for run in runs:

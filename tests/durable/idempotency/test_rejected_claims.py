@@ -117,7 +117,7 @@ class Unheard:
         self._losses = list(when)
 
     async def arun(self, operation: Any) -> Any:
-        writing = getattr(getattr(operation, "func", None), "__name__", "") == "_writing"
+        writing = getattr(getattr(operation, "func", None), "__name__", "") == "_store_steps"
         if not writing or not self._losses:
             return await self._arun(operation)
         if self._losses.pop(0) == "after":
@@ -173,7 +173,7 @@ def test_unless_it_looks_what_was_written(
         return set()
         yield
 
-    monkeypatch.setattr(_outbox_page, "written_before", nothing)
+    monkeypatch.setattr(_outbox_page, "stored_earlier", nothing)
     asyncio.run(lost_answers(file, monkeypatch, poison, ("after",)))
     assert told == []
 
@@ -222,12 +222,12 @@ def test_past_its_lease_it_would_tell_twice(
     file: Opening, told: Told, monkeypatch: pytest.MonkeyPatch
 ):
     """Ablation: taking the other's dead letter for its own emits the event twice."""
-    looking = _outbox_page.written_before
+    looking = _outbox_page.stored_earlier
 
     def trusting(*args: Any, **_held: Any) -> Any:
         return looking(*args, held=True)
 
-    monkeypatch.setattr(_outbox_page, "written_before", trusting)
+    monkeypatch.setattr(_outbox_page, "stored_earlier", trusting)
     asyncio.run(taken_over(file, monkeypatch, "skip"))
     assert len(told) == 2
 
