@@ -92,7 +92,8 @@ class Site:
         for pod in [] if self.is_redis else self._pods:
             # What is under way ends before its pool does.
             await asyncio.to_thread(pod.close)
-            if tasks := list(pod._lease_desk._tasks) if pod.is_async and pod._lease_desk else []:
+            desks = pod._lease_desks.values() if pod.is_async else ()
+            if tasks := [task for desk in desks for task in desk._tasks]:
                 await asyncio.wait(tasks, timeout=30)
         await self._stack.aclose()
 

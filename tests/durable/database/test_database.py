@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -13,10 +14,32 @@ from sqlalchemy import create_engine
 
 from seawall import get_guard, guards
 from seawall.durable import Database, Sqlite, amigrate
+from seawall.durable.database import leases
 from seawall.durable.database.connections import TextQuery
 from seawall.durable.database.database import in_thread
 from seawall.web.fastapi import protect
 from tests.durable.conftest import Opening
+
+
+def test_the_first_leases_of_two_threads_are_closed_with_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both belong to the one desk that `close` knows."""
+    together = Barrier(2)
+
+    class Slow(leases.LeaseDesk):
+        def __init__(self, database: Database) -> None:
+            super().__init__(database)
+            together.wait(10)
+
+    monkeypatch.setattr(leases, "LeaseDesk", Slow)
+    source = Sqlite(tmp_path / "leases.db")
+    database = Database(source, name="first leases")
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(database._lease, ["one", "other"])
+    assert one._desk is other._desk
+    database.close()
+    source.close()
 
 
 def count() -> Any:

@@ -119,7 +119,8 @@ class Database:
         self.closed = False
         """Whether `close()` was called."""
         self._now: str | None = None
-        self._lease_desk: LeaseDesk | None = None
+        self._lease_desks: dict[str, LeaseDesk] = {}
+        """The desk of the leases, once there are some; a dict, so that it is made by one thread."""
 
     def __repr__(self) -> str:
         return f"<Database {self.name!r}: {self._kind.name}, {self.names!r}>"
@@ -140,8 +141,8 @@ class Database:
         loop: do not close its pool immediately afterwards, or release the leases before.
         """
         self.closed = True
-        if self._lease_desk is not None:
-            self._lease_desk.close()
+        for desk in self._lease_desks.values():
+            desk.close()
         self.guard.close()
 
     # Leases
@@ -150,9 +151,9 @@ class Database:
         """Return the lease called `name`; see `seawall.leases.store.LeaseStore`."""
         from seawall.durable.database.leases import DatabaseLease, LeaseDesk
 
-        if self._lease_desk is None:
-            self._lease_desk = LeaseDesk(self)
-        return DatabaseLease(self, name, self._lease_desk)
+        if not self._lease_desks:
+            self._lease_desks.setdefault("", LeaseDesk(self))  # atomic
+        return DatabaseLease(self, name, self._lease_desks[""])
 
     # Transactions
 
