@@ -75,7 +75,7 @@ def test_who_watches_does_not_open_a_database_again(kind: Any, tmp_path: Path):
 def test_whoever_asks_makes_it_known(world: World):
     """A dispatcher surveys its outbox anyway: nobody else has to."""
     registry.enter(world.outbox, "outbox", "w-outbox", ask="asurvey", local=False)
-    asyncio.run(world.workers[0]._keep_house())
+    asyncio.run(world.workers[0]._survey_and_clean())
     (outbox,) = [one for one in seawall.snapshot()["outbox"] if one["name"] == "w-outbox"]
     assert outbox["stored"] == world.workers[0].snapshot()["survey"]
 
