@@ -292,7 +292,7 @@ def test_whoever_saw_it_lost_never_sees_it_held(by_hand):
 def test_unless_the_look_settled_it(by_hand, monkeypatch):
     """Without that the lease would come back to life."""
     forgetful = property(lambda _holding: False, lambda _holding, _seen: None)
-    monkeypatch.setattr(leasing.LeaseHolding, "_seen_over", forgetful, raising=False)
+    monkeypatch.setattr(leasing.LeaseHolding, "_expired", forgetful, raising=False)
     with pytest.raises(AssertionError):
         check_seen(by_hand)
 

@@ -23,7 +23,7 @@ class Wakeups:
     def ring(self, topic: str) -> None:
         """Wake all waiters for `topic`, so that they look again."""
         with self.mutex:
-            wakes = [bell.hear() for bell in self._wakeups.get(topic, ())]
+            wakes = [waiter.notify() for waiter in self._wakeups.get(topic, ())]
         for wake in wakes:
             if wake is not None:
                 wake()
@@ -35,20 +35,20 @@ class Wakeups:
         for topic in topics:
             self.ring(topic)
 
-    def add(self, bell: Wakeup) -> None:
-        """Register `bell`."""
+    def add(self, waiter: Wakeup) -> None:
+        """Register `waiter`."""
         with self.mutex:
-            self._wakeups.setdefault(bell.topic, {})[bell] = None
+            self._wakeups.setdefault(waiter.topic, {})[waiter] = None
 
-    def remove(self, bell: Wakeup) -> None:
-        """Unregister `bell`."""
-        self.mutex.do(lambda: self._forget(bell))
+    def remove(self, waiter: Wakeup) -> None:
+        """Unregister `waiter`."""
+        self.mutex.do(lambda: self._remove(waiter))
 
-    def _forget(self, bell: Wakeup) -> None:
-        wakeups = self._wakeups.get(bell.topic, {})
-        wakeups.pop(bell, None)
+    def _remove(self, waiter: Wakeup) -> None:
+        wakeups = self._wakeups.get(waiter.topic, {})
+        wakeups.pop(waiter, None)
         if not wakeups:
-            self._wakeups.pop(bell.topic, None)
+            self._wakeups.pop(waiter.topic, None)
 
     def _after_fork(self) -> None:
         self.mutex = Mutex()
@@ -63,14 +63,14 @@ class Wakeup:
     """
 
     def __init__(
-        self, wakeups: Wakeups, topic: str, always: Callable[[], bool] | None = None
+        self, wakeups: Wakeups, topic: str, callback: Callable[[], bool] | None = None
     ) -> None:
-        """Wait for news of `topic`; or call `always` at any news, instead of waiting."""
-        self._always = always
+        """Wait for news of `topic`; or call `callback` at any news, instead of waiting."""
+        self._callback = callback
         self.until: float | None = None
         self.topic = topic
         self._wakeups = wakeups
-        self._heard = False
+        self._notified = False
         self._wake: Callable[[], bool] | None = None
 
     def __enter__(self) -> Self:
@@ -81,21 +81,21 @@ class Wakeup:
         self._wakeups.remove(self)
 
     def reset(self) -> None:
-        """Forget news heard so far."""
-        self._heard = False
+        """Forget the news until now."""
+        self._notified = False
 
-    def hear(self) -> Callable[[], bool] | None:
+    def notify(self) -> Callable[[], bool] | None:
         """Note news, under the lock; return the function that wakes the waiter, if there is one."""
-        self._heard = True
+        self._notified = True
         wake, self._wake = self._wake, None
-        return self._always or wake
+        return self._callback or wake
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Register `wake` for the next news; call it at once if there is news already."""
         with self._wakeups.mutex:
-            heard = self._heard
-            self._wake = None if heard else wake
-        if heard:
+            notified = self._notified
+            self._wake = None if notified else wake
+        if notified:
             wake()
 
     def claim(self) -> None:
@@ -104,4 +104,4 @@ class Wakeup:
             self._wake = None
 
     def abandon(self) -> None:
-        """Do nothing: leaving the `with` block unregisters the bell."""
+        """Do nothing: leaving the `with` block unregisters the waiter."""

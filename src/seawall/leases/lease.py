@@ -49,8 +49,8 @@ DRIFT: Final = 0.001
 """Assumed clock drift, a fraction of the ttl: the holder stops that much before the store."""
 GIVING_BACK: Final = 1.0
 """Timeout in seconds of a release that has no waiter, or that happens while the store closes."""
-_WOKEN: Final = full_jitter(0.005, cap=SPREAD)
-_FAILED: Final = full_jitter(0.1, cap=1.0)
+_AFTER_RELEASE: Final = full_jitter(0.005, cap=SPREAD)
+_AFTER_FAILURE: Final = full_jitter(0.1, cap=1.0)
 
 
 class Lease:
@@ -94,13 +94,13 @@ class Lease:
         self._on_lost = None if on_lost is None else check.plain_function("on_lost", on_lost)
         self.clock = current_clock() if clock is None else check_clock(clock)
         self._rng = None if rng is None else check.chance("rng", rng)
-        self._begin_chance()
+        self._reset_random()
         self._share = store._lease(name)  # noqa: SLF001 - hidden from users, not from us
         self._holder = token_hex(8)
         self._attempt = 0
         self._token = 0
         self._mutex = Mutex()
-        self._asking = self._unheard = False
+        self._acquiring_now = self._unanswered = False
         self._holding: LeaseHolding | None = None
         survives_fork(self)
         registry.enter(self, "lease", name)
@@ -213,12 +213,12 @@ class Lease:
         return await wait_async(step, self.clock)
 
     def _trying(self, kind: Kind) -> Steps[bool]:
-        until = self._bound(self.clock.now(), inf)
-        self._occupy()
+        until = self._time_limit(self.clock.now(), inf)
+        self._begin_acquiring()
         try:
             answer = yield from self._ask(kind, until)
         finally:
-            self._vacate()
+            self._end_acquiring()
         if isinstance(answer, str):
             raise StoreUnavailable(answer)
         return isinstance(answer, LeaseGranted)
@@ -230,11 +230,11 @@ class Lease:
         began = self.clock.now()
         until, _by_deadline = give_up_at(began, wait)
         # timeout 0: a single question, bounded only by the store's own timeout
-        bound = self._bound(began, wait or inf)
-        woken, failed = _WOKEN.delays(self._random), _FAILED.delays(self._random)
+        bound = self._time_limit(began, wait or inf)
+        woken, failed = _AFTER_RELEASE.delays(self._random), _AFTER_FAILURE.delays(self._random)
         bell = ReleaseBell(self._share)
         known: Busy | str = ""
-        self._occupy()
+        self._begin_acquiring()
         try:
             while True:
                 bell.rung = False
@@ -244,10 +244,14 @@ class Lease:
                 now = self.clock.now()
                 if until is not None and now >= until:
                     # This question was cut short: report the answer before it.
-                    raise self._too_late(known if isinstance(known, Busy) else answer, now - began)
+                    raise self._timeout_error(
+                        known if isinstance(known, Busy) else answer, now - began
+                    )
                 known = answer
                 again = now + self._next_look(answer, failed)
-                if (yield from self._rest(self._in_time(again, now, until), bell)):
+                if (
+                    yield from self._wait_for_release(self._next_question(again, now, until), bell)
+                ):
                     # The release woke all waiters: a random delay keeps them from asking at the
                     # same moment.
                     pause = next(woken)
@@ -255,9 +259,9 @@ class Lease:
                         yield pause
                 now = self.clock.now()
                 if until is not None and now >= until:
-                    raise self._too_late(known, now - began)
+                    raise self._timeout_error(known, now - began)
         finally:
-            self._vacate()
+            self._end_acquiring()
             bell.close()
 
     def _next_look(self, answer: Busy | str, failed: Iterator[float]) -> float:
@@ -267,14 +271,14 @@ class Lease:
         spread = self._random() * min(SPREAD, self.ttl / 10)
         return min(answer.left / 1e6, self._share.longest_poll(self.ttl)) + spread
 
-    def _in_time(self, again: float, now: float, until: float | None) -> float:
+    def _next_question(self, again: float, now: float, until: float | None) -> float:
         """Return when to ask again; the last question must leave time for its answer."""
         if until is None:
             return again
         last = until - self._share.timeout
         return min(again, last if now < last else until)
 
-    def _rest(self, until: float, bell: ReleaseBell) -> Steps[bool]:
+    def _wait_for_release(self, until: float, bell: ReleaseBell) -> Steps[bool]:
         """Wait until `until` or until the bell rings (True); raise if the store is closed."""
         bell.listen()
         self._refuse_if_closed()  # from here on, closing the store rings the bell
@@ -289,9 +293,9 @@ class Lease:
         self._attempt += 1
         take = Take(self._holder, self._attempt, round(self.ttl * 1e6))
         sent = self.clock.now()
-        self._unheard = True
+        self._unanswered = True
         answer = yield from self._answer(self._share.ask(kind, take, self.clock), until)
-        self._unheard = isinstance(answer, str)
+        self._unanswered = isinstance(answer, str)
         if isinstance(answer, LeaseGranted) and not self._hold(answer.token, sent):
             self._share.post(Release(answer.token))
             self._refuse_if_closed()
@@ -311,7 +315,7 @@ class Lease:
         return answer
 
     def _releasing(self, kind: Kind) -> Steps[bool]:
-        token = self._let_go()
+        token = self._drop_holding()
         if token is None:
             return False
         answer: LeaseGranted | Busy | str = ""
@@ -323,7 +327,7 @@ class Lease:
                 self._share.post(Release(token))
         return not isinstance(answer, Busy)
 
-    def _bound(self, now: float, wait: float) -> float | None:
+    def _time_limit(self, now: float, wait: float) -> float | None:
         """Return when a wait that starts at `now` must end; raise if the deadline has passed."""
         until, by_deadline = give_up_at(now, wait)
         if by_deadline and until is not None and until <= now:
@@ -338,27 +342,27 @@ class Lease:
         if self._share.closed:
             raise StoreUnavailable(f"the store {self._share.store_name!r} was closed")
 
-    def _too_late(self, answer: Busy | str, seconds: float) -> Exception:
+    def _timeout_error(self, answer: Busy | str, seconds: float) -> Exception:
         if isinstance(answer, str):
             return StoreUnavailable(answer)
         text = f"the lease {self.name!r} was held by others for {seconds:.3g} s"
         return TimedOut(text, guard=self.name, seconds=seconds)
 
-    def _occupy(self) -> None:
+    def _begin_acquiring(self) -> None:
         with self._mutex:
-            if self._asking or self._holding is not None:
+            if self._acquiring_now or self._holding is not None:
                 raise RuntimeError(
                     f"{self!r} is in use: release it first, even if it was lost; threads and tasks"
                     " that compete need a Lease each"
                 )
-            self._asking = True
+            self._acquiring_now = True
 
-    def _vacate(self) -> None:
+    def _end_acquiring(self) -> None:
         """Stop asking; withdraw an unanswered attempt, because the store may have granted it."""
-        if self._unheard:
-            self._unheard = False
+        if self._unanswered:
+            self._unanswered = False
             self._share.post(Withdraw(self._holder, self._attempt))
-        self._asking = False
+        self._acquiring_now = False
 
     def _hold(self, token: int, sent: float) -> bool:
         """Hold the lease granted to a request sent at `sent`; return False if that is too late."""
@@ -374,11 +378,11 @@ class Lease:
             self._holding, self._token = None, before
         return False
 
-    def _let_go(self) -> int | None:
+    def _drop_holding(self) -> int | None:
         """Drop the holding; return its token if the lease was held until now."""
         with self._mutex:
             holding, self._holding = self._holding, None
-        return holding.token if holding is not None and holding.let_go() else None
+        return holding.token if holding is not None and holding.release_holding() else None
 
     def _call_on_lost(self) -> None:
         try:
@@ -387,16 +391,16 @@ class Lease:
         except Exception:
             logging.getLogger("seawall").exception("on_lost of lease %r failed", self.name)
 
-    def _begin_chance(self) -> None:
+    def _reset_random(self) -> None:
         self._random = (self._rng or new_random(self.name)).random
 
     def _after_fork(self) -> None:
         """Hold nothing in a child process: the parent owns the lease and renews it."""
         self._mutex = Mutex()
         self._holder = token_hex(8)
-        self._begin_chance()
+        self._reset_random()
         holding, self._holding = self._holding, None
-        self._asking = self._unheard = False
+        self._acquiring_now = self._unanswered = False
         if holding is not None:
             holding.abandon()
 
@@ -418,7 +422,7 @@ class LeaseHolding:
         self._share = share
         self._on_lost = on_lost
         self._extend(sent)
-        self._due = self._seen_over = self._ended = False
+        self._due = self._expired = self._ended = False
         self._mutex = Mutex()
         self._renewal: PeriodicJob | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -431,13 +435,13 @@ class LeaseHolding:
     @property
     def left(self) -> float:
         """Number of seconds for which the lease is certainly still held. Once 0, it stays 0."""
-        if self._ended or self._seen_over:
+        if self._ended or self._expired:
             return 0.0
         left = self._until - self._lease.clock.now()
         if left > 0:
             return left
-        self._seen_over = True
-        self._hurry()
+        self._expired = True
+        self._renew_soon()
         return 0.0
 
     def start(self) -> bool:
@@ -493,14 +497,14 @@ class LeaseHolding:
 
     def _on_health(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - the store calls it
         if up:
-            self._hurry()
+            self._renew_soon()
 
-    def _hurry(self) -> None:
+    def _renew_soon(self) -> None:
         self._due = True
         if self._renewal is not None:
             self._renewal.soon()
 
-    def let_go(self) -> bool:
+    def release_holding(self) -> bool:
         """End the holding at the holder's request; return whether it was held until now."""
         held = self.left > 0
         if not self._end("released" if held else "expired"):
@@ -560,12 +564,12 @@ class ReleaseBell:
         self.rung = False
         self._share = share
         self._stop: Callable[[], None] | None = None
-        self._wakers: list[Callable[[], bool]] = []
+        self._wakes: list[Callable[[], bool]] = []
 
     def listen(self) -> None:
         """Start to ring. Further calls do nothing."""
         if self._stop is None:
-            self._stop = self._share.listen(self._hear)
+            self._stop = self._share.listen(self._on_release)
             self._share.start()
 
     def close(self) -> None:
@@ -575,7 +579,7 @@ class ReleaseBell:
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Call `wake` once, at the next ring; immediately if the bell has already rung."""
-        self._wakers.append(wake)
+        self._wakes.append(wake)
         if self.rung:
             self._ring()
 
@@ -586,15 +590,15 @@ class ReleaseBell:
 
     def abandon(self) -> None:
         """Stop waiting."""
-        self._wakers.clear()
+        self._wakes.clear()
 
-    def _hear(self) -> None:
+    def _on_release(self) -> None:
         self.rung = True
         self._ring()
 
     def _ring(self) -> None:
         try:
-            wake = self._wakers.pop()  # atomic: two rings never call the same `wake`
+            wake = self._wakes.pop()  # atomic: two rings never call the same `wake`
         except IndexError:
             return
         wake()
