@@ -498,6 +498,15 @@ def test_a_leader_whose_own_health_is_bad_steps_down(score, times):
     assert leader.times == times
 
 
+def test_a_leader_does_not_step_down_because_the_action_is_closed():
+    """Its health may have become bad since the last change."""
+    members, leader = Watchers(*"abcde", kind="cluster"), Candidate()
+    action = hand_over(members, leader)
+    members.health_score = 8
+    action.close()
+    assert leader.times == 0
+
+
 def test_a_leader_does_not_step_down_for_its_only_peer():
     """With two members, neither knows which is cut off; a follower does nothing."""
     members, leader = Watchers("a", "b", kind="cluster"), Candidate()

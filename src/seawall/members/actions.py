@@ -36,6 +36,7 @@ from seawall.web.health import CheckFinding, Degraded, Healthy
 
 if TYPE_CHECKING:
     from seawall.events import MemberChanged
+    from seawall.members.leader import Leader
 
 __all__ = ["Action", "MembersPresent", "eject_suspected", "hand_over", "split_limit"]
 
@@ -63,17 +64,6 @@ class Watched(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Return plain data; its "kind" is "cluster" if this process is itself a member."""
-
-
-class Candidate(Protocol):
-    """A process that leads at times: a `Leader`."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether it leads now."""
-
-    def step_down(self) -> None:
-        """Let another process lead."""
 
 
 class ActionLimit(Protocol):
@@ -238,7 +228,7 @@ def split_limit(
 
 
 def hand_over(
-    members: Watched, leader: Candidate, *, missing: float = 0.5, every: float = 60.0
+    members: Watched, leader: Leader, *, missing: float = 0.5, every: float = 60.0
 ) -> Action:
     """Let another process lead as soon as this one seems to be cut off or too slow.
 
@@ -256,7 +246,9 @@ def hand_over(
     counts_itself = members.snapshot()["kind"] == "cluster"
 
     def apply(views: list[MemberView] | None) -> None:
-        there = [view for view in views or () if view.state is not MemberState.LEFT]
+        if views is None:
+            return  # there is nothing to undo
+        there = [view for view in views if view.state is not MemberState.LEFT]
         gone = sum(view.state in _MISSED for view in there)
         others = len(there) - counts_itself
         is_cut_off = others > 1 and gone > missing * others

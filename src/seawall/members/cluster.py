@@ -33,7 +33,7 @@ from seawall.clock import Clock, check_clock, current_clock, new_random
 from seawall.members.group import Group, MemberView, Subscriber
 from seawall.members.keyring import MISSING, Keyring, check_exposure
 from seawall.members.transport import (
-    OF_PARENT,
+    PARENT_OBJECTS,
     Receive,
     Traffic,
     Transport,
@@ -163,7 +163,7 @@ class Cluster:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._joining: asyncio.Task[None] | None = None
-        self._asked: list[str] = []
+        self._contacted_seeds: list[str] = []
 
     def __repr__(self) -> str:
         count = len(self.alive)
@@ -263,11 +263,11 @@ class Cluster:
             if self._joining is not None:
                 self._joining.cancel()
             has_others = len(swim.present) > 1
-            self._step(swim.leave)
+            self._run_step(swim.leave)
             # A seed may know this member already, with its answer still in flight.
             if not has_others:
-                self._step(swim.join, self._asked)
-            if has_others or self._asked:
+                self._run_step(swim.join, self._contacted_seeds)
+            if has_others or self._contacted_seeds:
                 wait = min(LEAVING, 2 * self.settings.gossip_interval)
                 await asyncio.sleep(wait)  # noqa: TID251 - uses the loop's own time, virtual or not
         finally:
@@ -284,7 +284,7 @@ class Cluster:
             transport.abandon()
         if background is not None:
             background.after_fork()
-        OF_PARENT.append((self._timer, self._joining))
+        PARENT_OBJECTS.append((self._timer, self._joining))
         self._mutex = Mutex()
         self._background = None
         self._pauses = 0
@@ -292,13 +292,13 @@ class Cluster:
 
     # In the loop
 
-    def _step(self, act: Callable[..., list[Directive]], *args: Any, **options: Any) -> None:
+    def _run_step(self, act: Callable[..., list[Directive]], *args: Any, **options: Any) -> None:
         """Run one step of the model at the current time and carry out its directives."""
         with self._mutex:
             directives = act(*args, now=self._clock.now(), **options)
-        self._follow(directives)
+        self._carry_out(directives)
 
-    def _follow(self, directives: list[Directive]) -> None:
+    def _carry_out(self, directives: list[Directive]) -> None:
         """Send, set the timer, then publish: subscribers may be slow."""
         transport, swim = self._transport, self._swim
         if transport is None or swim is None:
@@ -353,7 +353,7 @@ class Cluster:
         self._timer = None
         try:
             transport.drain()
-            self._step(swim.advance)
+            self._run_step(swim.advance)
         except Exception:
             logging.getLogger("seawall").exception("cluster %r failed at a timer", self.name)
             if self._swim is swim and self._timer is None:
@@ -368,7 +368,7 @@ class Cluster:
             self._check_namesake(message, swim.own)
             return
         try:
-            self._step(swim.receive, message, address, reliable=reliable)
+            self._run_step(swim.receive, message, address, reliable=reliable)
         except Exception:
             logging.getLogger("seawall").exception("cluster %r failed at a message", self.name)
 
@@ -389,7 +389,7 @@ class Cluster:
                 own.name,
             )
             here = Message(MessageKind.GOSSIP, own.name, (own.introduction,))
-            self._follow([Send(others[0], here)])
+            self._carry_out([Send(others[0], here)])
 
     def _note_missed_datagram(self, member: str, swim: Swim) -> None:
         if self._tcp_only:
@@ -438,8 +438,8 @@ class Cluster:
             if strange:
                 if self._clock.now() - alone_since > LONELY:
                     self._warn_lonely(strange, swim.own)
-                self._asked = strange
-                self._step(swim.join, strange)
+                self._contacted_seeds = strange
+                self._run_step(swim.join, strange)
             wait = pause * (0.5 + self._rng.random() / 2) if is_alone else longest
             pause = min(pause * 2, longest) if is_alone else ALONE
             await asyncio.sleep(wait)  # noqa: TID251 - uses the loop's own time, virtual or not
@@ -534,12 +534,12 @@ class Cluster:
             if swim is None or loop is None:
                 return
             directives = swim.set_metadata(metadata, self._clock.now())
-            self._follow_soon(loop, directives)
+            self._carry_out_soon(loop, directives)
 
-    def _follow_soon(self, loop: asyncio.AbstractEventLoop, directives: list[Directive]) -> None:
+    def _carry_out_soon(self, loop: asyncio.AbstractEventLoop, directives: list[Directive]) -> None:
         """Carry out directives in the loop; from any thread."""
         try:
-            loop.call_soon_threadsafe(self._follow, directives, context=Context())
+            loop.call_soon_threadsafe(self._carry_out, directives, context=Context())
         except RuntimeError:
             pass  # the loop has ended, and the membership with it
 
@@ -561,7 +561,7 @@ class Cluster:
                 swim, loop = self._swim, self._loop
                 if swim is not None and loop is not None and not self._pauses:
                     swim.resume_suspicion(self._clock.now())
-                    self._follow_soon(loop, [])  # the next wake-up may have become earlier
+                    self._carry_out_soon(loop, [])  # the next wake-up may have become earlier
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data; at most 1000 members, the worst first."""

@@ -143,7 +143,7 @@ class Heartbeats:
         self.own = "" if shared is None else _peer_name("own", token_hex(8) if own == "" else own)
         """The name of this process in the shared store; empty without one."""
         self._share = None if shared is None else shared._heartbeats(self.name)
-        self._looked_at = 0.0
+        self._store_read_at = 0.0
         """Start time of the last query that the store answered."""
         self._has_missed = False
         """Whether a later query of the store failed."""
@@ -255,13 +255,13 @@ class Heartbeats:
             if known is None or known.state is LEFT:
                 self._refused += 1
                 return False
-            self._hear(known, self._clock.now())
+            self._record_heartbeat(known, self._clock.now())
         self._publish()
         return True
 
-    def _hear(self, peer: _Watched, now: float) -> None:
+    def _record_heartbeat(self, peer: _Watched, now: float) -> None:
         self._received += 1
-        self._post(peer.heard(now))
+        self._post(peer.heartbeat(now))
 
     # Views and subscriptions
 
@@ -349,7 +349,7 @@ class Heartbeats:
 
     def _judged_at(self, peer: _Watched, now: float) -> float:
         # A peer in the store may have written since this process last read it.
-        return self._looked_at if peer.is_shared else now
+        return self._store_read_at if peer.is_shared else now
 
     # Heartbeats in a shared store
 
@@ -359,7 +359,7 @@ class Heartbeats:
         while True:
             due = clock.now() + self._jittered()
             try:
-                await self._look(share)
+                await self._exchange(share)
             except StoreUnavailable:
                 self._has_missed = True  # reported by the store's own events
             except (Exception, asyncio.CancelledError):
@@ -369,21 +369,21 @@ class Heartbeats:
                 logging.getLogger("seawall").exception("reading heartbeats of %r failed", self.name)
             await sleep_async(max(0.0, due - clock.now()))
 
-    async def _look(self, share: BeatShare) -> None:
-        asked_at = self._clock.now()
+    async def _exchange(self, share: BeatShare) -> None:
+        began_at = self._clock.now()
         sighting = await share.beat(self.own, self.max_peers + 1, self.timeout)
         with self._mutex:
             self._sent += 1
-            self._looked_at = asked_at
+            self._store_read_at = began_at
             if self._has_missed:
                 # The other processes could not write either: give them time to notice that the
                 # store is back.
-                self._shared_calm_until = asked_at + max(self.pause_after, 5 * self.every)
+                self._shared_calm_until = began_at + max(self.pause_after, 5 * self.every)
                 self._has_missed = False
-            self._take_in(sighting, asked_at)
+            self._apply_sighting(sighting, began_at)
         self._publish()
 
-    def _take_in(self, sighting: Sighting, now: float) -> None:
+    def _apply_sighting(self, sighting: Sighting, now: float) -> None:
         """Process the heartbeats written since the last read; under the lock.
 
         Their time stamps are only compared, because the store's clock may be changed.
@@ -395,7 +395,7 @@ class Heartbeats:
             if peer is not None and peer.stamp != beat.stamp:
                 peer.stamp = beat.stamp
                 self._post(peer.rejoin(now))
-                self._hear(peer, now)
+                self._record_heartbeat(peer, now)
         for name in sighting.left:
             known = self._peers.get(name)
             if known is not None:
@@ -423,7 +423,7 @@ class Heartbeats:
         peer.is_shared = peer.probe is None
         return peer
 
-    async def _say_goodbye(self) -> None:
+    async def _announce_end(self) -> None:
         if self._share is not None:
             try:
                 await self._share.leave(self.own, min(self.timeout, GOODBYE))
@@ -493,7 +493,7 @@ class Heartbeats:
         task, self._task = self._task, None
         if task is not None:
             await end([task])
-            await self._say_goodbye()
+            await self._announce_end()
 
     async def _run(self) -> None:
         """Evaluate periodically, and keep one task for each probed peer."""
@@ -559,16 +559,16 @@ class Heartbeats:
         """Run one probe and record its result."""
         began: float | None = None
 
-        def begun() -> None:
+        def note_start() -> None:
             nonlocal began
             with self._mutex:
                 began = self._clock.now()
                 self._sent += 1
-                peer.asked(began)
+                peer.sent(began)
 
         try:
             async with asyncio.timeout(self.timeout):
-                passed = await runner(begun)
+                passed = await runner(note_start)
             failure = "the probe returned False" if passed is False else ""
         except TimeoutError as error:
             late = f"no answer within {self.timeout:g} s"
@@ -586,7 +586,7 @@ class Heartbeats:
                 now = self._clock.now()
                 peer.round_trip = max(0.0, now - began)
                 self.group.round_trips.add(peer.round_trip)
-                self._hear(peer, now)
+                self._record_heartbeat(peer, now)
         self._publish()
 
     def _pool(self) -> IoPool:
@@ -621,7 +621,7 @@ def _peer_name(argument: str, name: object) -> str:
 
 
 def _settings(detector: DetectorSettings) -> DetectorSettings:
-    if isinstance(detector, type) or not callable(getattr(detector, "start", None)):
+    if not isinstance(detector, DetectorSettings):
         raise TypeError(
             f"detector={detector!r}: write phi_accrual(), exponential(), quantile_timeout() or"
             " fixed_timeout(3.0)"

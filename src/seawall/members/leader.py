@@ -177,7 +177,7 @@ class Leader:
                 with self.lead() as term:
                     return work(term)
             except LeaseLost as error:
-                self._note(error)
+                self._log_end(error)
         return None
 
     async def arun(self, work: Callable[[Term], Awaitable[T]]) -> T | None:
@@ -189,7 +189,7 @@ class Leader:
                 async with self.lead() as term:
                     return await work(term)
             except LeaseLost as error:
-                self._note(error)
+                self._log_end(error)
         return None
 
     def step_down(self) -> None:
@@ -200,7 +200,7 @@ class Leader:
         term, before = self._term, self._resume_at
         if term is None:
             return
-        self._rest()  # before the end: another thread competes again as soon as the term is over
+        self._pause()  # before the end: another thread competes again as soon as the term is over
         if not term._end("it stepped down"):
             self._resume_at = before
 
@@ -215,15 +215,15 @@ class Leader:
 
     # Internals
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         """Do not compete for half of the `ttl`."""
         self._resume_at = self.lease.clock.now() + self.lease.ttl / 2
 
-    def _note(self, error: LeaseLost) -> None:
+    def _log_end(self, error: LeaseLost) -> None:
         """Log why a term ended; work that raised LeaseLost itself must not restart immediately."""
         logging.getLogger("seawall").info("leader %r: %s", self.lease.name, error)
         if self._term is not None and self._term.reason == ENDED:
-            self._rest()
+            self._pause()
 
     def _begin(self) -> Term | None:
         """Start a term with the lease just acquired; return None if too little of it is left."""
@@ -244,7 +244,7 @@ class Leading:
 
     # Common to threads and tasks
 
-    def _look_for(self, began: float) -> tuple[float, float | None]:
+    def _waits(self, began: float) -> tuple[float, float | None]:
         """Return how long to rest before competing, and how much of the timeout is left."""
         if self._leader._closed.is_set():
             raise LeaseLost(f"the leader {self._lease.name!r} was closed")
@@ -275,11 +275,11 @@ class Leading:
         self._term._end(ENDED)
         return was_over
 
-    def _too_late(self) -> LeaseLost:
+    def _term_over(self) -> LeaseLost:
         reason = self._term.reason
         return LeaseLost(f"the term of leader {self._lease.name!r} is over: {reason}")
 
-    def _shout(self) -> None:
+    def _log_overrun(self) -> None:
         logging.getLogger("seawall").error(
             "leader %r: its work goes on though the lease is over, and another process may lead by"
             " now: make it stop within the margin of %.3g s, and check token %d where its effects"
@@ -295,7 +295,7 @@ class Leading:
         leader, lease = self._leader, self._lease
         began = lease.clock.now()
         while True:
-            rest, left = self._look_for(began)
+            rest, left = self._waits(began)
             if rest:
                 leader._closed.wait(rest)
                 continue
@@ -327,7 +327,7 @@ class Leading:
             term.stop.wait(left)
         while not self._done.wait(self._lease.left):
             if not self._lease.held:
-                self._shout()
+                self._log_overrun()
                 return
 
     def __exit__(self, kind: object, *_exc: object) -> None:
@@ -335,7 +335,7 @@ class Leading:
         self._done.set()
         self._lease.release()
         if was_over and kind is None:
-            raise self._too_late()
+            raise self._term_over()
 
     # Tasks
 
@@ -343,9 +343,9 @@ class Leading:
         term = await self._acquire()
         self._begin(term)
         self._loop = asyncio.get_running_loop()
-        self._cut, self._was_cut = await asyncio.timeout(None).__aenter__(), False
-        self._timer = self._loop.call_soon(self._look)
-        term._on_end(lambda: _soon(self._loop, self._look))
+        self._timeout_scope, self._is_cancelled = await asyncio.timeout(None).__aenter__(), False
+        self._timer = self._loop.call_soon(self._check_term)
+        term._on_end(lambda: _call_in_loop(self._loop, self._check_term))
         return term
 
     async def _acquire(self) -> Term:
@@ -358,13 +358,13 @@ class Leading:
                 waiting.reschedule(loop.time())
 
         def wake() -> None:
-            _soon(loop, stop_waiting)
+            _call_in_loop(loop, stop_waiting)
 
         leader._at_close.append(wake)
         try:
             async with asyncio.timeout(None) as waiting:
                 while True:
-                    rest, left = self._look_for(began)
+                    rest, left = self._waits(began)
                     if rest:
                         await sleep_async(rest)
                         continue
@@ -380,21 +380,21 @@ class Leading:
         finally:
             leader._at_close.remove(wake)
 
-    def _look(self) -> None:
+    def _check_term(self) -> None:
         """Cancel the block when its term is over; log an error if it outlasts the lease."""
         self._timer.cancel()
         if self._has_ended:  # the block ended between the end of the term and this call
             return
         if left := self._term.left:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._check_term)
             return
-        if not self._was_cut:
-            self._was_cut = True
-            self._cut.reschedule(self._loop.time())
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._timeout_scope.reschedule(self._loop.time())
         if self._lease.held:
-            self._timer = self._loop.call_later(self._lease.left, self._look)
+            self._timer = self._loop.call_later(self._lease.left, self._check_term)
         else:
-            self._shout()
+            self._log_overrun()
 
     async def __aexit__(
         self,
@@ -405,16 +405,16 @@ class Leading:
         was_over = self._end()
         self._timer.cancel()
         try:
-            await self._cut.__aexit__(kind, error, trace)
+            await self._timeout_scope.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise self._too_late() from error
+            raise self._term_over() from error
         finally:
             await self._lease.arelease()
         if was_over and kind is None:
-            raise self._too_late()
+            raise self._term_over()
 
 
-def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
     """Schedule `callback` in `loop`, if the loop is still running."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

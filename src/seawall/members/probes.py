@@ -151,7 +151,7 @@ class GrpcProbe:
             method: Any = channel.unary_unary(CHECK)
             call = method.future(self._request)
             answered = loop.create_future()
-            call.add_done_callback(lambda _call: _ring(loop, answered))
+            call.add_done_callback(lambda _call: _wake(loop, answered))
             try:
                 await answered
             except BaseException:
@@ -183,15 +183,15 @@ def _status(reply: bytes) -> int:
     return reply[1]
 
 
-def _ring(loop: asyncio.AbstractEventLoop, bell: asyncio.Future[None]) -> None:
-    """Wake the waiter of `bell` in `loop`; from any thread."""
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    """Wake the coroutine that awaits `waiter` in `loop`; from any thread."""
 
-    def ring() -> None:
-        if not bell.done():
-            bell.set_result(None)
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
     try:
-        loop.call_soon_threadsafe(ring)
+        loop.call_soon_threadsafe(wake)
     except RuntimeError:
         pass  # the loop is closed: there is no waiter left
 
@@ -214,25 +214,25 @@ class ProbeRunner:
         self._is_async = kind == "async"
         self._is_running = False
 
-    async def __call__(self, begun: Callable[[], None]) -> Any:
-        """Run the probe and return or raise what it does; call `begun()` when it starts.
+    async def __call__(self, note_start: Callable[[], None]) -> Any:
+        """Run the probe and return or raise what it does; call `note_start()` when it starts.
 
         A plain function that is still running from the last probe is not called a second time.
         """
         if self._is_async:
-            begun()
+            note_start()
             return await self._function()
         if self._is_running:
-            begun()
+            note_start()
             raise ProbeFailed("the last probe still runs in its thread")
-        (result,) = await self._threads().arun(self._call, begun)
+        (result,) = await self._threads().arun(self._call, note_start)
         return await result if hasattr(result, "__await__") else result
 
-    def _call(self, begun: Callable[[], None]) -> tuple[Any]:
+    def _call(self, note_start: Callable[[], None]) -> tuple[Any]:
         """Call the function in a thread; the tuple keeps an awaitable result for the loop."""
         self._is_running = True
         try:
-            begun()
+            note_start()
             return (self._function(),)
         finally:
             self._is_running = False

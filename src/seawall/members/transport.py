@@ -61,7 +61,7 @@ _ACCEPT_AGAIN: Final = 0.2
 Receive = Callable[[Message, str, bool], None]
 """Takes a message, the address for replies, and whether it came by a connection."""
 
-OF_PARENT: Final[list[object]] = []
+PARENT_OBJECTS: Final[list[object]] = []
 """Objects of the parent process, kept because finalizing them here would disturb the parent."""
 
 
@@ -239,7 +239,7 @@ class Transport:
         for made in (self._listener, self._datagrams, *(one.socket for one in connections)):
             if made is not None:
                 made.close()
-        OF_PARENT.append((self, self._loop, connections))
+        PARENT_OBJECTS.append((self, self._loop, connections))
         self._loop = None
 
     # Sending

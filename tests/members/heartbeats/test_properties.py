@@ -209,7 +209,7 @@ def bound(pair: Pair, peer: str) -> float:
     if limit is not None:
         return asked + limit + STEP
     silence = 0.0
-    now = pair.beats._peers[peer].heard_at
+    now = pair.beats._peers[peer].heartbeat_at
     while not detector.suspected(now + silence):
         silence += 0.01
     return max(silence, asked) + STEP + 0.01
@@ -234,15 +234,15 @@ def test_a_quick_and_a_slow_peer_are_never_suspected_and_found_when_killed(
                 pair.killed = {peer}
                 clock = pair.beats._clock
                 killed_at, most = clock.now(), bound(pair, peer)
-                heard_at = pair.beats._peers[peer].heard_at
+                heartbeat_at = pair.beats._peers[peer].heartbeat_at
                 await sleep_async(most + 3.0 + STEP)
                 suspected, confirmed = pair.changes
                 assert (suspected.member, suspected.after) == (peer, "suspected")
                 assert (confirmed.member, confirmed.after) == (peer, "confirmed")
                 assert confirmed.duration <= 3.0 + STEP
-                found[peer] = pair.beats.members[peer].since - confirmed.duration - heard_at
+                found[peer] = pair.beats.members[peer].since - confirmed.duration - heartbeat_at
                 assert found[peer] <= most
-                assert killed_at - heard_at <= EVERY * 1.2 + 1.0
+                assert killed_at - heartbeat_at <= EVERY * 1.2 + 1.0
                 pair.killed = set()
                 await sleep_async(30)
                 assert [change.after for change in pair.changes][2:] == ["alive"]
@@ -304,15 +304,18 @@ def test_peers_that_send_every_10_and_300_ms_are_never_suspected_and_found(
             assert [change.after for change in changes] == ["alive", "alive"]
             for peer in due:
                 changes.clear()
-                detector, heard_at = beats._peers[peer].detector, beats._peers[peer].heard_at
+                detector, heartbeat_at = (
+                    beats._peers[peer].detector,
+                    beats._peers[peer].heartbeat_at,
+                )
                 most = 0.0
-                while not detector.suspected(heard_at + most):
+                while not detector.suspected(heartbeat_at + most):
                     most += 0.001
                 await send(most + 0.026 + 0.1, dead=peer)
                 assert [(change.member, change.after) for change in changes] == [
                     (peer, "suspected")
                 ]
-                assert beats.members[peer].since - heard_at <= most + 0.026
+                assert beats.members[peer].since - heartbeat_at <= most + 0.026
                 await send(1)
 
     run_virtual(main())

@@ -20,6 +20,7 @@ from seawall.models.detection.messages import (
     Directive,
     MembershipChange,
     Message,
+    Pause,
     Send,
 )
 from seawall.models.detection.settings import SwimSettings
@@ -47,6 +48,7 @@ class Node:
     swim: Swim
     rate: float
     changes: list[MembershipChange] = field(default_factory=list)
+    pauses: int = 0
     is_up: bool = True
     wakes_at: float = inf
     paused_until: float = 0.0
@@ -94,13 +96,30 @@ class Network:
             name,
             name,
             settings=self.settings,
-            seeds=["m0", "m1"],
             rng=Random(self.random.random()).random,
             now=self.now * rate,
         )
         node = self.nodes[name] = Node(name, swim, rate)
         self._wake(node)
+        self._join(node)
         return node
+
+    def _join(self, node: Node) -> None:
+        """Ask the seeds that are no members again and again, as a `Cluster` does."""
+        if self.nodes[node.name] is not node:
+            return
+        swim = node.swim
+        known = {member.address for member in swim.present}
+        strangers = [seed for seed in ("m0", "m1") if seed not in known]
+        is_alone = len(known) == 1
+        if not is_alone:
+            strangers = strangers[:1]
+        is_running = node.is_up and self.now >= node.paused_until
+        if strangers and is_running and swim.own.state is not MemberState.LEFT:
+            self._do(node, swim.join(strangers, self.now * node.rate))
+            self._wake(node)
+        pause = self.settings.interval if is_alone else self.settings.exchange_interval
+        self.at(self.now + pause, lambda: self._join(node))
 
     def kill(self, name: str) -> None:
         """Crash a member."""
@@ -212,6 +231,8 @@ class Network:
         for directive in directives:
             if isinstance(directive, MembershipChange):
                 node.changes.append(directive)
+            elif isinstance(directive, Pause):
+                node.pauses += 1
             elif not isinstance(directive, Send):
                 continue
             elif self.now < node.blocked_until:

@@ -30,7 +30,7 @@ def suspicion(
 def test_a_suspicion_lasts_as_long_as_the_formula_says(multiplier, members, interval, others):
     """The largest of the least time and what distinct confirmations leave of the longest."""
     one = suspicion(multiplier, members, interval)
-    accepted = sum(one.confirm(f"a{number}") for number in range(1, others + 1))
+    accepted = sum(one.add_accuser(f"a{number}") for number in range(1, others + 1))
     least = multiplier * max(1.0, log10(members)) * interval
     needed = multiplier - 2
     if needed < 1 or members - 2 < needed:
@@ -50,9 +50,9 @@ def test_each_further_accuser_brings_the_end_nearer_but_not_below_the_least(mult
     ends = [one.ends_at]
     for number in range(12):
         known = one.ends_at
-        assert not one.confirm("a0")
+        assert not one.add_accuser("a0")
         assert one.ends_at == known
-        one.confirm(f"a{number + 1}")
+        one.add_accuser(f"a{number + 1}")
         ends.append(one.ends_at)
     assert ends == sorted(ends, reverse=True)
     assert ends[-1] == pytest.approx(least)
@@ -62,7 +62,7 @@ def test_each_further_accuser_brings_the_end_nearer_but_not_below_the_least(mult
 def test_without_lifeguard_a_suspicion_lasts_the_least_time(multiplier, members):
     """Whichever members share it."""
     one = suspicion(multiplier, members, lifeguard=False)
-    assert not one.confirm("a1")
+    assert not one.add_accuser("a1")
     assert one.ends_at == pytest.approx(multiplier * max(1.0, log10(members)))
 
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from math import ceil, exp, isfinite, log, log1p, sqrt
-from typing import Final, Protocol
+from typing import Final
 
 from seawall import _checks as check
 
@@ -35,7 +36,7 @@ class Detector:
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold  # the level from which the peer is suspected
-        self._heard_at: float | None = None
+        self._heartbeat_at: float | None = None
 
     def sent(self, now: float) -> None:
         """Record that the peer was asked for a sign of life, where that counts."""
@@ -44,22 +45,22 @@ class Detector:
         """Record a sign of life. Learn from the silence before it unless it was suspicious."""
         if not isfinite(now):
             return
-        if self._heard_at is not None:
+        if self._heartbeat_at is not None:
             silence = self._silence(now)
             if silence > 0.0 and self._level(silence) < self.threshold:
                 self._learn(silence)
-        self._heard_at = now
+        self._heartbeat_at = now
 
     def level(self, now: float) -> float:
         """Return the level of suspicion, 0 if the peer was never heard or asked."""
-        return 0.0 if self._heard_at is None else self._level(self._silence(now))
+        return 0.0 if self._heartbeat_at is None else self._level(self._silence(now))
 
     def suspected(self, now: float) -> bool:
         """Return whether the level has reached the threshold."""
         return self.level(now) >= self.threshold
 
     def _silence(self, now: float) -> float:
-        return _elapsed(self._heard_at, now)
+        return _elapsed(self._heartbeat_at, now)
 
     def _learn(self, silence: float) -> None:
         """Record the length of a normal silence."""
@@ -68,11 +69,16 @@ class Detector:
         raise NotImplementedError
 
 
-class DetectorSettings(Protocol):
+class DetectorSettings:
     """Settings that create a detector for each peer."""
 
-    def start(self) -> Detector:
-        """Return a new detector."""
+    def __init__(self, text: str, start: Callable[[], Detector]) -> None:
+        self._text = text
+        self.start = start
+        """Returns a new detector."""
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def _elapsed(since: float | None, now: float) -> float:
@@ -110,10 +116,13 @@ class _Intervals:
 class PhiAccrual(Detector):
     """Phi accrual detector; see `phi_accrual`."""
 
-    def __init__(self, settings: PhiSettings) -> None:
-        super().__init__(settings.threshold)
-        self._settings = settings
-        self._intervals = _Intervals(settings.window, settings.first_interval)
+    def __init__(
+        self, threshold: float, window: int, first: float, pause: float, min_deviation: float
+    ) -> None:
+        super().__init__(threshold)
+        self._intervals = _Intervals(window, first)
+        self._acceptable_pause = pause
+        self._min_deviation = min_deviation
 
     def _learn(self, silence: float) -> None:
         self._intervals.add(silence)
@@ -125,40 +134,18 @@ class PhiAccrual(Detector):
         0.070566 y^2) that probability is 1 / (1 + e^x), and its logarithm needs no e^x that could
         overflow.
         """
-        settings, intervals = self._settings, self._intervals
-        mean = intervals.mean + settings.acceptable_pause
-        if settings.is_exponential:
-            return silence / (max(mean, settings.min_deviation) * _LN10)
-        y = min((silence - mean) / max(intervals.deviation, settings.min_deviation), _FAR)
+        mean = self._intervals.mean + self._acceptable_pause
+        y = min((silence - mean) / max(self._intervals.deviation, self._min_deviation), _FAR)
         x = y * (1.5976 + 0.070566 * y * y)
         return (max(x, 0.0) + log1p(exp(-abs(x)))) / _LN10
 
 
-@dataclass(frozen=True, repr=False, slots=True)
-class PhiSettings:
-    """Settings of `phi_accrual` and `exponential`."""
+class Exponential(PhiAccrual):
+    """The same for intervals that are exponentially distributed; see `exponential`."""
 
-    threshold: float
-    window: int
-    min_deviation: float
-    acceptable_pause: float
-    first_interval: float
-    is_exponential: bool
-
-    def __post_init__(self) -> None:
-        check.at_least("threshold", self.threshold, 0.1)
-        check.count("window", self.window, minimum=2)
-        check.seconds("min_deviation", self.min_deviation)
-        check.seconds("acceptable_pause", self.acceptable_pause, zero=True)
-        check.seconds("first_interval", self.first_interval)
-
-    def __repr__(self) -> str:
-        name = "exponential" if self.is_exponential else "phi_accrual"
-        return f"{name}({self.threshold:g}, window={self.window})"
-
-    def start(self) -> PhiAccrual:
-        """Return a new detector."""
-        return PhiAccrual(self)
+    def _level(self, silence: float) -> float:
+        mean = self._intervals.mean + self._acceptable_pause
+        return silence / (max(mean, self._min_deviation) * _LN10)
 
 
 def phi_accrual(
@@ -168,7 +155,7 @@ def phi_accrual(
     min_deviation: float = 0.1,
     acceptable_pause: float = 0.0,
     first_interval: float = 1.0,
-) -> PhiSettings:
+) -> DetectorSettings:
     """Suspect a peer when its silence is improbable: at most once in 10**threshold heartbeats.
 
     The intervals between heartbeats are assumed to be normally distributed, with the mean and the
@@ -177,8 +164,9 @@ def phi_accrual(
     mean, for example for garbage collection. Until intervals are known the estimate is
     `first_interval`, plus or minus a quarter.
     """
-    return PhiSettings(
-        threshold, window, min_deviation, acceptable_pause, first_interval, is_exponential=False
+    least = check.seconds("min_deviation", min_deviation)
+    return _phi(
+        PhiAccrual, "phi_accrual", threshold, window, first_interval, acceptable_pause, least
     )
 
 
@@ -188,56 +176,78 @@ def exponential(
     window: int = 100,
     acceptable_pause: float = 0.0,
     first_interval: float = 1.0,
-) -> PhiSettings:
+) -> DetectorSettings:
     """Suspect a peer by the mean of its intervals alone: 8 is a silence of 18.4 of them.
 
     For heartbeats at random intervals, such as gossip messages. The settings are those of
     `phi_accrual`.
     """
-    return PhiSettings(
-        threshold, window, 1e-3, acceptable_pause, first_interval, is_exponential=True
+    return _phi(
+        Exponential, "exponential", threshold, window, first_interval, acceptable_pause, 1e-3
     )
+
+
+def _phi(
+    kind: type[PhiAccrual],
+    name: str,
+    threshold: float,
+    window: int,
+    first: float,
+    pause: float,
+    min_deviation: float,
+) -> DetectorSettings:
+    check.at_least("threshold", threshold, 0.1)
+    check.count("window", window, minimum=2)
+    check.seconds("acceptable_pause", pause, zero=True)
+    check.seconds("first_interval", first)
+    start = partial(kind, threshold, window, first, pause, min_deviation)
+    return DetectorSettings(f"{name}({threshold:g}, window={window})", start)
 
 
 class QuantileTimeout(Detector):
     """Detector by a quantile of past times; see `quantile_timeout`."""
 
-    def __init__(self, settings: QuantileSettings) -> None:
+    def __init__(
+        self, quantile: float, factor: float, floor: float, first: float, window: int
+    ) -> None:
         super().__init__(1.0)
-        self._settings = settings
-        self._times: deque[float] = deque(maxlen=settings.window)
+        self._quantile = quantile
+        self._factor = factor
+        self._floor = floor
+        self._first = first
+        self._times: deque[float] = deque(maxlen=window)
         self._ordered: list[float] = []
-        self._asked_at: float | None = None
-        self._is_asked = False
+        self._probe_sent_at: float | None = None
+        self._is_probed = False
 
     @property
     def limit(self) -> float:
         """Seconds of silence after which the peer is suspected."""
-        settings, ordered = self._settings, self._ordered
+        ordered = self._ordered
         if not ordered:
-            return max(settings.floor, settings.first)
-        place = min(len(ordered) - 1, max(0, ceil(settings.quantile * len(ordered)) - 1))
-        return max(settings.floor, ordered[place] * settings.factor)
+            return max(self._floor, self._first)
+        place = min(len(ordered) - 1, max(0, ceil(self._quantile * len(ordered)) - 1))
+        return max(self._floor, ordered[place] * self._factor)
 
     def sent(self, now: float) -> None:
         """Record a probe. After the first one, round trips count instead of intervals."""
         if not isfinite(now):
             return
-        self._is_asked = True
-        if self._asked_at is None:
-            self._asked_at = now
-        if self._heard_at is None:
-            self._heard_at = now
+        self._is_probed = True
+        if self._probe_sent_at is None:
+            self._probe_sent_at = now
+        if self._heartbeat_at is None:
+            self._heartbeat_at = now
 
     def heartbeat(self, now: float) -> None:
         """Record a sign of life, which answers the oldest probe."""
-        if self._is_asked and self._asked_at is None:
+        if self._is_probed and self._probe_sent_at is None:
             return  # no probe is open, so there is no round trip to learn from
         super().heartbeat(now)
-        self._asked_at = None
+        self._probe_sent_at = None
 
     def _silence(self, now: float) -> float:
-        return _elapsed(self._asked_at if self._is_asked else self._heard_at, now)
+        return _elapsed(self._probe_sent_at if self._is_probed else self._heartbeat_at, now)
 
     def _learn(self, silence: float) -> None:
         times, ordered = self._times, self._ordered
@@ -250,31 +260,6 @@ class QuantileTimeout(Detector):
         return silence / self.limit
 
 
-@dataclass(frozen=True, repr=False, slots=True)
-class QuantileSettings:
-    """Settings of `quantile_timeout`."""
-
-    quantile: float
-    factor: float
-    floor: float
-    first: float
-    window: int
-
-    def __post_init__(self) -> None:
-        check.ratio("quantile", self.quantile)
-        check.at_least("factor", self.factor, 1.0)
-        check.seconds("floor", self.floor)
-        check.seconds("first", self.first)
-        check.count("window", self.window)
-
-    def __repr__(self) -> str:
-        return f"quantile_timeout({self.quantile:g}, factor={self.factor:g}, floor={self.floor:g})"
-
-    def start(self) -> QuantileTimeout:
-        """Return a new detector."""
-        return QuantileTimeout(self)
-
-
 def quantile_timeout(
     quantile: float = 0.99,
     *,
@@ -282,14 +267,22 @@ def quantile_timeout(
     floor: float = 0.1,
     first: float = 3.0,
     window: int = 100,
-) -> QuantileSettings:
+) -> DetectorSettings:
     """Suspect a peer that takes `factor` times as long as it usually does, and at least `floor`.
 
     "Usually" is the `quantile` of its own last `window` round trips, or of its intervals if it
     sends heartbeats without being asked. So a peer at 10 ms and a peer at 300 ms each have a
     suitable limit. `first` seconds is the limit until there is a round trip to learn from.
     """
-    return QuantileSettings(quantile, factor, floor, first, window)
+    check.ratio("quantile", quantile)
+    check.at_least("factor", factor, 1.0)
+    check.seconds("floor", floor)
+    check.seconds("first", first)
+    check.count("window", window)
+    return DetectorSettings(
+        f"quantile_timeout({quantile:g}, factor={factor:g}, floor={floor:g})",
+        partial(QuantileTimeout, quantile, factor, floor, first, window),
+    )
 
 
 class FixedTimeout(Detector):
@@ -303,20 +296,7 @@ class FixedTimeout(Detector):
         return silence / self._seconds
 
 
-class FixedSettings:
-    """Settings of `fixed_timeout`."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = check.seconds("seconds", seconds)
-
-    def __repr__(self) -> str:
-        return f"fixed_timeout({self.seconds:g})"
-
-    def start(self) -> FixedTimeout:
-        """Return a new detector."""
-        return FixedTimeout(self.seconds)
-
-
-def fixed_timeout(seconds: float) -> FixedSettings:
+def fixed_timeout(seconds: float) -> DetectorSettings:
     """Suspect a peer that has been silent for `seconds`, regardless of what is usual for it."""
-    return FixedSettings(seconds)
+    check.seconds("seconds", seconds)
+    return DetectorSettings(f"fixed_timeout({seconds:g})", partial(FixedTimeout, seconds))

@@ -77,7 +77,7 @@ class Suspicion:
         share = log(len(self._accusers)) / log(self._needed + 1)
         return self.began_at + max(self._least, self._most - (self._most - self._least) * share)
 
-    def confirm(self, accuser: str) -> bool:
+    def add_accuser(self, accuser: str) -> bool:
         """Add an accuser. Return False if it is already known, or if there are already enough."""
         if accuser in self._accusers or len(self._accusers) > self._needed:
             return False

@@ -36,10 +36,10 @@ class Peer:
         self.settings = settings
         self.state = UNKNOWN
         self.since = now
-        self.heard_at = now  # when it was last heard, or if never, when watching began
+        self.heartbeat_at = now  # when it was last heard, or if never, when watching began
         self.reason = "watched"
         self.is_probed = False  # whether it answers probes, and sends no heartbeats by itself
-        self.asked_at: float | None = None  # when the first probe since then was sent
+        self.probe_sent_at: float | None = None  # when the first probe since then was sent
         self.failure = ""  # why the last probe failed, if it did
         self.confirm_from = now
         self.detector: Detector
@@ -49,26 +49,26 @@ class Peer:
         """Measure silence from now on, as if it had just been heard: before, it could not be."""
         self.detector = self.settings.start()
         self.detector.heartbeat(now)
-        self.heard_at = self.confirm_from = now
-        self.asked_at = None
+        self.heartbeat_at = self.confirm_from = now
+        self.probe_sent_at = None
 
-    def asked(self, now: float) -> None:
+    def sent(self, now: float) -> None:
         """Record that a probe was sent."""
         self.detector.sent(now)
-        if self.asked_at is None:
-            self.asked_at = now
+        if self.probe_sent_at is None:
+            self.probe_sent_at = now
 
-    def heard(self, now: float) -> PeerChange | None:
+    def heartbeat(self, now: float) -> PeerChange | None:
         """Record a sign of life."""
-        level, silence = self.detector.level(now), now - self.heard_at
+        level, silence = self.detector.level(now), now - self.heartbeat_at
         if self.state is UNKNOWN:
             # The time since watching began is not an interval between heartbeats: do not learn it.
             self.detector = self.settings.start()
-            if self.asked_at is not None:
-                self.detector.sent(self.asked_at)
+            if self.probe_sent_at is not None:
+                self.detector.sent(self.probe_sent_at)
         self.detector.heartbeat(now)
-        self.heard_at = max(now, self.heard_at)
-        self.asked_at = None
+        self.heartbeat_at = max(now, self.heartbeat_at)
+        self.probe_sent_at = None
         self.failure = ""
         if self.state is ALIVE:
             return None
@@ -77,7 +77,7 @@ class Peer:
 
     def evaluate(self, now: float, confirm_after: float) -> PeerChange | None:
         """Evaluate its silence."""
-        level, silence = self.detector.level(now), now - self.heard_at
+        level, silence = self.detector.level(now), now - self.heartbeat_at
         if self.state is SUSPECTED:
             if now - self.confirm_from < confirm_after:
                 return None
@@ -85,7 +85,7 @@ class Peer:
             return self._change(CONFIRMED, self._with_failure(reason), level, now, silence)
         if self.state not in (UNKNOWN, ALIVE) or level < self.detector.threshold:
             return None
-        if self.is_probed and self.asked_at is None:
+        if self.is_probed and self.probe_sent_at is None:
             return None  # no probe was sent, so its silence means nothing
         self.confirm_from = now
         never = "never heard" if self.state is UNKNOWN else "silent"
@@ -96,7 +96,7 @@ class Peer:
         """Record that it is no longer a member."""
         if self.state is LEFT:
             return None
-        level, silence = self.detector.level(now), now - self.heard_at
+        level, silence = self.detector.level(now), now - self.heartbeat_at
         return self._change(LEFT, reason, level, now, silence)
 
     def rejoin(self, now: float) -> PeerChange | None:

@@ -73,19 +73,6 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class SwimCounts:
-    """Event counters for metrics."""
-
-    suspicions: int = 0
-    cleared: int = 0
-    confirmed: int = 0
-    refuted: int = 0
-    pauses: int = 0
-    reliable_only: int = 0  # probes that were answered over a connection but not by datagram
-    refused: int = 0  # updates about more members than the view may hold
-
-
-@dataclass(slots=True)
 class _Probe:
     """A running probe of this member's own."""
 
@@ -117,11 +104,10 @@ class Swim:
         *,
         settings: SwimSettings | None = None,
         metadata: bytes = b"",
-        seeds: Iterable[str] = (),
         rng: Rng,
         now: float,
     ) -> None:
-        """Start as a group of one. The first `advance` asks the members at `seeds`."""
+        """Start as a group of one; `join` makes others known."""
         self.settings = settings or SwimSettings()
         self.own = Member(
             check_text("name", name, MOST_NAME),
@@ -134,8 +120,7 @@ class Swim:
         )
         self.members: dict[str, Member] = {}  # all known members except this one, by name
         self.health = LocalHealth()
-        self.counts = SwimCounts()
-        self.seeds = list(seeds)  # addresses that are asked for their view until they are members
+        self.refused = 0  # updates about more members than the view may hold
         self._rng = rng
         self._gossip = GossipQueue(self.settings.retransmit_multiplier)
         self._timers: list[tuple[float, int, Callable[[float], Iterator[Directive]]]] = []
@@ -148,7 +133,7 @@ class Swim:
         self._order: list[str] = []  # names to probe next, from the end; all present, each once
         self._probe: _Probe | None = None
         self._relays: dict[int, _Relay] = {}
-        self._seen_at = now
+        self._evaluated_at = now
         self._calm_until = now
         self._is_paused = False
         self._is_gossiping = False
@@ -166,7 +151,7 @@ class Swim:
 
     def advance(self, now: float) -> list[Directive]:
         """Process everything that is due at `now`."""
-        done = list(self._noticed(now))
+        done = list(self._check_pace(now))
         while self._timers[0][0] <= now:
             _at, _serial, act = heappop(self._timers)
             done += act(now)
@@ -178,7 +163,7 @@ class Swim:
         self, message: Message, address: str, now: float, *, reliable: bool = False
     ) -> list[Directive]:
         """Process a message from `address`. A reply goes back the way the message came."""
-        done = list(self._noticed(now))
+        done = list(self._check_pace(now))
         whole = message.kind in (MessageKind.PUSH, MessageKind.PULL)
         for update in message.updates:
             done += self._apply(update, now, whole=whole)
@@ -191,7 +176,7 @@ class Swim:
 
     def join(self, addresses: Iterable[str], now: float) -> list[Directive]:
         """Exchange views with the members at `addresses`."""
-        done = list(self._noticed(now))
+        done = list(self._check_pace(now))
         done += [Send(one, self._state(MessageKind.PUSH), reliable=True) for one in addresses]
         return done
 
@@ -200,14 +185,14 @@ class Swim:
         self.own.metadata = check_metadata(metadata)
         self.own.incarnation += 1
         self._spread(self.own.update, now)
-        return list(self._noticed(now))
+        return list(self._check_pace(now))
 
     def leave(self, now: float) -> list[Directive]:
         """Announce to several members that this one leaves voluntarily."""
         self.own.state, self.own.since = LEFT, now
         self._schedule_verdict()
         self._spread(self.own.update, now)
-        receivers = self._some(self._present_others(), 2 * self.settings.gossip_nodes)
+        receivers = self._sample(self._present_others(), 2 * self.settings.gossip_nodes)
         return [self._send(MessageKind.GOSSIP, member.address) for member in receivers]
 
     def pause_suspicion(self) -> None:
@@ -237,7 +222,7 @@ class Swim:
         self._at(now + self.settings.pause / 5, self._beat)
         return iter(())
 
-    def _noticed(self, now: float) -> Iterator[Directive]:
+    def _check_pace(self, now: float) -> Iterator[Directive]:
         """Detect that this process was stopped or is late, so its view is less reliable.
 
         Messages that the others sent meanwhile may not have been read yet. If indirect probes had
@@ -246,27 +231,26 @@ class Swim:
         before it is asked.
         """
         settings = self.settings
-        late, gap = now - self.wake_at, now - self._seen_at
-        self._seen_at = now
+        late, gap = now - self.wake_at, now - self._evaluated_at
+        self._evaluated_at = now
         if not settings.lifeguard:
             return
         if late > settings.interval - settings.timeout:
             self._calm_until = max(self._calm_until, now + min(gap, late))
         if gap <= settings.pause or self.own.state is LEFT:
             return
-        self.counts.pauses += 1
         yield Pause(gap)
         self._calm_until = max(self._calm_until, now + gap)
         self._probe = None
         self._relays.clear()
         self._refute(self.own.incarnation, now)
-        for member in self._some(self._present_others(), settings.gossip_nodes):
+        for member in self._sample(self._present_others(), settings.gossip_nodes):
             yield self._send(MessageKind.GOSSIP, member.address, first=[self.own.update])
 
     @property
     def _is_calm(self) -> bool:
         """Whether this member currently accuses and confirms no other."""
-        return self._is_paused or self._seen_at < self._calm_until or self.own.state is LEFT
+        return self._is_paused or self._evaluated_at < self._calm_until or self.own.state is LEFT
 
     # Probes
 
@@ -299,7 +283,7 @@ class Swim:
         if self.settings.lifeguard:
             probe.ends_at = now + rest
         others = [one for one in self._present_others() if one is not target and one.state is ALIVE]
-        for helper in self._some(others, self.settings.indirect_probes):
+        for helper in self._sample(others, self.settings.indirect_probes):
             probe.helpers.add(helper.name)
             yield self._send(
                 MessageKind.PING_REQUEST,
@@ -317,7 +301,6 @@ class Swim:
             return
         if probe.answered:
             if probe.is_reliable_only:
-                self.counts.reliable_only += 1
                 yield MissedDatagram(probe.target)
             return
         self.health.change(1 + len(probe.helpers))
@@ -330,7 +313,7 @@ class Swim:
         """Return the member to probe: all in turn, in an order that is shuffled for each round."""
         if not self._order:
             names = [one.name for one in self._present_others()]
-            self._order = self._some(names, len(names))
+            self._order = self._sample(names, len(names))
         return self.members[self._order.pop()] if self._order else None
 
     def _enqueue(self, name: str) -> None:
@@ -392,12 +375,12 @@ class Swim:
             self._relays.pop(number, None)
             return iter(())
 
-        def say_so(then: float) -> Iterator[Directive]:
+        def report_silence(then: float) -> Iterator[Directive]:
             if number in self._relays:
                 self._at(then + patience, give_up)
                 yield self._send(MessageKind.NACK, relay.address, number=relay.number)
 
-        self._at(now + NACK_AFTER * patience, say_so)
+        self._at(now + NACK_AFTER * patience, report_silence)
         yield self._send(MessageKind.PING, message.address, number=number, target=message.target)
 
     # Gossip
@@ -420,17 +403,13 @@ class Swim:
             for member in self.members.values()
             if member.is_present or now - member.since < settings.gossip_to_dead
         ]
-        for member in self._some(near, settings.gossip_nodes):
+        for member in self._sample(near, settings.gossip_nodes):
             sent = self._send(MessageKind.GOSSIP, member.address)
             if sent.message.updates:
                 yield sent
 
     def _exchange_tick(self, now: float) -> Iterator[Directive]:
-        """Exchange the whole view with one member, and contact one that is considered dead.
-
-        Seeds that are not members are asked too (all of them while this member is alone), so that
-        groups that started separately merge.
-        """
+        """Exchange the whole view with one member, and contact one that is considered dead."""
         settings = self.settings
         self._forget(now)
         rarely = max(1, ceil(log2(max(1, self._others) / MANY)) + 1)
@@ -438,12 +417,8 @@ class Swim:
         self._at(now + pause * (0.75 + 0.25 * self._rng()), self._exchange_tick)
         if self.own.state is LEFT:
             return
-        present = self._present_others()
-        known = {self.own.address, *(one.address for one in present)}
-        strangers = [seed for seed in self.seeds if seed not in known]
+        addresses = [one.address for one in self._sample(self._present_others(), 1)]
         # The other side of a partition considers this one dead too: one side has to begin.
-        addresses = [one.address for one in self._some(present, 1)]
-        addresses += self._some(strangers, 1 if present else len(strangers))
         gone = [one for one in self.members.values() if one.state is CONFIRMED]
         if gone:
             next_one = min(gone, key=lambda one: one.reminded_at)
@@ -483,11 +458,11 @@ class Swim:
         only suspected here, so that it has a chance to refute.
         """
         if update.name == self.own.name:
-            self._hear_of_own(update, now)
+            self._apply_own(update, now)
             return
         member = self.members.get(update.name)
         if update.state is ALIVE:
-            yield from self._hear_alive(member, update, now)
+            yield from self._apply_alive(member, update, now)
             return
         if member is None or update.incarnation < member.incarnation or not member.is_present:
             return
@@ -496,9 +471,9 @@ class Swim:
         elif update.state is CONFIRMED and not whole:
             yield from self._move(member, update, now, reason)
         else:
-            yield from self._hear_suspicion(member, update._replace(state=SUSPECTED), now, reason)
+            yield from self._apply_suspicion(member, update._replace(state=SUSPECTED), now, reason)
 
-    def _hear_of_own(self, update: GossipUpdate, now: float) -> None:
+    def _apply_own(self, update: GossipUpdate, now: float) -> None:
         """Refute what is said about this member, unless it is true."""
         own = self.own
         if own.state is LEFT:
@@ -517,16 +492,15 @@ class Swim:
     def _refute(self, incarnation: int, now: float) -> None:
         """Announce that this member is alive. The need to do so lowers its own health."""
         self.own.incarnation = max(self.own.incarnation, incarnation) + 1
-        self.counts.refuted += 1
         self.health.change(1)
         self._spread(self.own.update, now)
 
-    def _hear_alive(
+    def _apply_alive(
         self, member: Member | None, update: GossipUpdate, now: float
     ) -> Iterator[Directive]:
         if member is None:
             if not self._has_room():
-                self.counts.refused += 1
+                self.refused += 1
                 return
             member = Member(update.name, update.address, update.incarnation, ALIVE, now)
             member.metadata = update.metadata
@@ -557,13 +531,13 @@ class Swim:
         self._drop(min(gone, key=lambda one: one.since))
         return True
 
-    def _hear_suspicion(
+    def _apply_suspicion(
         self, member: Member, update: GossipUpdate, now: float, reason: str
     ) -> Iterator[Directive]:
         settings = self.settings
         known = member.suspicion
         if known is not None and update.incarnation == member.incarnation:
-            if settings.lifeguard and known.confirm(update.by):
+            if settings.lifeguard and known.add_accuser(update.by):
                 self._spread(update, now)
                 self._schedule_verdict()
             return
@@ -604,12 +578,9 @@ class Swim:
         member.incarnation = max(member.incarnation, update.incarnation)
         if before is SUSPECTED:
             del self._suspects[member.name]
-            self.counts.cleared += after is ALIVE
             self._schedule_verdict()
         if after is SUSPECTED:
             self._suspects[member.name] = member
-            self.counts.suspicions += 1
-        self.counts.confirmed += after is CONFIRMED
         if was_present and not member.is_present:
             self._others -= 1
             if member.name in self._order:
@@ -644,7 +615,7 @@ class Swim:
         updates = self._gossip.take(room, self._others + 1, first)
         return Send(address, Message(kind, self.own.name, tuple(updates), number, target, about))
 
-    def _some(self, items: list[T], most: int) -> list[T]:
+    def _sample(self, items: list[T], most: int) -> list[T]:
         """Return up to `most` of `items`, randomly chosen and in random order."""
         most = min(most, len(items))
         for place in range(most):
