@@ -346,6 +346,7 @@ def test_guards_outside_are_untouched_and_guards_inside_end(caplog: pytest.LogCa
             world.clients("users", inner(vendor.acall), rate=50)
             world.at(5, vendor.down())
             result = world.run(seconds=60)
+            logging.getLogger("seawall.dashboard").error("of a dashboard in the world")
         assert "open" in result.guards["vendor-of-the-world"].breaker
         assert inner.closed
         assert seawall.get_guard("vendor-of-the-world") is outer

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import exp, inf, log
+from math import exp, log
 from random import Random
 from typing import Final, TypeAlias
 
@@ -123,13 +123,6 @@ class Latency:
         """Take `seconds(n)`, with n calls in progress, this one included."""
         check.plain_function("seconds", seconds)
         return cls("by_concurrency(...)", None, lambda _rng, calls: seconds(calls))
-
-    def quantile(self, p: float, *, samples: int = 10_000) -> float:
-        """Return an estimate of the quantile `p` without load, from seeded draws."""
-        check.ratio("p", p, zero=True)
-        rng = Random(0)  # noqa: S311 - an estimate is no secret
-        drawn = sorted(self.draw(rng, 1) for _ in range(samples))
-        return drawn[min(samples - 1, int(p * samples))] if samples else inf
 
 
 LatencyLike: TypeAlias = Latency | float

@@ -119,18 +119,18 @@ def run_seeds(
     name = name or name_of(build)
     run = partial(simulate, build, seconds=seconds, name=name, step=step)
     done: dict[int, SimulationResult] = {}
-    tell = progress or (lambda _done, _all: None)
+    report = progress or (lambda _done, _all: None)
     if processes == 1:
         for seed in chosen:
             done[seed] = run(seed=seed)
-            tell(len(done), len(chosen))
+            report(len(done), len(chosen))
         return Runs(name, [done[seed] for seed in chosen])
     _check_picklable(build)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run, seed=seed): seed for seed in chosen}
         for future in as_completed(running):
             done[running[future]] = future.result()
-            tell(len(done), len(chosen))
+            report(len(done), len(chosen))
     return Runs(name, [done[seed] for seed in chosen])
 
 

@@ -29,11 +29,7 @@ from typing import Any, Final, Self, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
-from seawall.clock import (
-    VirtualClock,
-    chance_var,
-    clock_var,
-)
+from seawall.clock import VirtualClock, chance_var, clock_var
 from seawall.events import log
 from seawall.guard import Guard
 from seawall.policies.breaker import Breaker
@@ -369,7 +365,9 @@ async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Keep what happens in a world out of the log of the process."""
-    loggers = [logging.getLogger(name) for name in ("seawall", "seawall.events")]
+    # A filter of a logger does not hold for those below it.
+    names = ("seawall", "seawall.dashboard", "seawall.events")
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addFilter(_nothing)
     try:
