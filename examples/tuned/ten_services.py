@@ -26,7 +26,15 @@ from seawall.config import guard_from_table
 from seawall.resources import Pool
 from seawall.sim import CONDITIONS, Estimate, Latency, World
 from seawall.sim.services import pause
-from seawall.tune import Effect, Measured, Proof, measured_of, propose, prove, tuning_snapshot
+from seawall.tune import (
+    Effect,
+    Measurement,
+    Proof,
+    measurements_of,
+    propose,
+    prove,
+    tuning_snapshot,
+)
 
 RATE = 60.0
 WORKERS = 3
@@ -118,14 +126,14 @@ def today(service: WrongService) -> Any:
 # Simulated
 
 
-def measure(service: WrongService, seconds: float = 60.0) -> Measured:
+def measure(service: WrongService, seconds: float = 60.0) -> Measurement:
     """Run a service through a calm minute, and return what it measures."""
     with World(seed=1) as world:
         vendor = world.service("vendor", latency=LATENCY, workers=WORKERS, failing=service.failing)
         call = caller(service, service.name, today(service), vendor.acall)
         world.clients("users", call, rate=RATE)
         world.run(seconds=seconds)
-        (found,) = (one for one in measured_of(tuning_snapshot()) if one.name == service.name)
+        (found,) = (one for one in measurements_of(tuning_snapshot()) if one.name == service.name)
         return found
 
 

@@ -13,7 +13,7 @@ from seawall.dashboard import Dashboard
 from seawall.resources import Pool
 from seawall.sim.services import pause
 from seawall.testing import run_virtual
-from seawall.tune import measured_of, tuning_snapshot
+from seawall.tune import measurements_of, tuning_snapshot
 from tests.dashboard.app_support import get
 
 
@@ -27,7 +27,7 @@ def test_guards_are_served_with_their_settings():
             for _ in range(4):
                 guard.call(int)
             answer = (await get(Dashboard(local=True), "/snapshot")).json()
-            measured = {one.name: one for one in measured_of(answer)}
+            measured = {one.name: one for one in measurements_of(answer)}
             vendor = measured["vendor"]
             assert (vendor.calls, vendor.samples, vendor.kind) == (4, 4, "guard")
             assert vendor.table is not None
@@ -70,7 +70,7 @@ def test_rate_is_that_of_the_last_seconds_if_it_has_grown():
 
             for _ in range(300):
                 await guard.acall(call)
-            (vendor,) = measured_of(tuning_snapshot())
+            (vendor,) = measurements_of(tuning_snapshot())
             assert vendor.seconds == pytest.approx(3630)
             assert vendor.rate == pytest.approx(10, rel=0.05)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from seawall.models.histogram import Histogram, Tally
 from seawall.sim import Latency
-from seawall.tune import Measured
+from seawall.tune import Measurement
 
 LOGNORMAL = Latency.lognormal(median=0.02, p99=0.2)
 
@@ -30,7 +30,7 @@ def measured(
     tally: Tally | None = None,
     known: bool = True,
     **numbers: Any,
-) -> Measured:
+) -> Measurement:
     """Return a guard with these policies: 20 000 calls in 200 s, all well unless said otherwise."""
     tally = tally_of() if tally is None else tally
     given: dict[str, Any] = {
@@ -48,7 +48,7 @@ def measured(
         "policies": counted or [{"policy": one["policy"]} for one in policies],
         "table": {"policies": list(policies)} if known else None,
     }
-    return Measured(**(given | numbers))
+    return Measurement(**(given | numbers))
 
 
 def policy(kind: str, **settings: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from seawall.resources import Pool
 from seawall.sim.services import pause
 from seawall.telemetry.prometheus import SeawallCollector
 from seawall.testing import run_virtual
-from seawall.tune import measured_of, read_export, tuning_snapshot
+from seawall.tune import measurements_of, read_export, tuning_snapshot
 
 
 async def fail() -> None:
@@ -39,10 +39,10 @@ def test_an_export_is_read_as_what_was_measured():
             collector = CollectorRegistry()
             collector.register(SeawallCollector(100))
             text = generate_latest(collector).decode()
-            known = {one.name: one for one in measured_of(tuning_snapshot())}
+            known = {one.name: one for one in measurements_of(tuning_snapshot())}
             settings = tuning_snapshot()["settings"]
             read = read_export(text, seconds=60.0)
-            found = {one.name: one for one in measured_of(read)}
+            found = {one.name: one for one in measurements_of(read)}
             assert set(found) == set(known)
             mine, theirs = found[guard.name], known[guard.name]
             assert theirs.timed_out == 2
@@ -54,7 +54,9 @@ def test_an_export_is_read_as_what_was_measured():
             assert mine.table is None
             assert found["database"].table == known["database"].table
             assert found["database"].samples == 1
-            with_settings = {one.name: one for one in measured_of(read | {"settings": settings})}
+            with_settings = {
+                one.name: one for one in measurements_of(read | {"settings": settings})
+            }
             assert with_settings[guard.name].table == theirs.table
 
     run_virtual(main())
@@ -75,7 +77,7 @@ def test_refusals_belong_to_their_policy():
         '[[guards.vendor.policies]]\npolicy = "bulkhead"\nlimit = 3\n'
     )
     lines = "\n".join(line.strip() for line in text.splitlines())
-    (vendor,) = measured_of(read_export(lines) | {"settings": settings})
+    (vendor,) = measurements_of(read_export(lines) | {"settings": settings})
     assert vendor.policies[0]["transitions"] == {"open": 5}
     assert vendor.policies[0]["state"] == "open"
     assert vendor.is_failing
@@ -96,7 +98,7 @@ def test_an_incomplete_histogram_is_refused():
         f'seawall_attempt_duration_seconds_bucket{{guard="a",le="{bound}"}} 20000'
         for bound in (*BOUNDS, "+Inf")
     ]
-    (whole,) = measured_of(read_export("\n".join(lines)))
+    (whole,) = measurements_of(read_export("\n".join(lines)))
     assert whole.samples == 20_000
     for text in ("\n".join(lines[:20]), "\n".join(lines[:9] + lines[10:])):
         with pytest.raises(ValueError, match="the export is incomplete"):
@@ -106,5 +108,5 @@ def test_an_incomplete_histogram_is_refused():
 def test_names_may_have_characters_that_end_lines_elsewhere():
     """Only a line feed ends a line of an export."""
     name = "a\x85b\u2028seawall_retries_total"
-    (found,) = measured_of(read_export(f'seawall_retries_total{{guard="{name}"}} 3\n'))
+    (found,) = measurements_of(read_export(f'seawall_retries_total{{guard="{name}"}} 3\n'))
     assert (found.name, found.retries) == (name, 3)

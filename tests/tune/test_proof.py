@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seawall.sim import CONDITIONS
-from seawall.tune import Measured, Proof, Proposal, propose, prove
+from seawall.tune import Measurement, Proof, Proposal, propose, prove
 from seawall.tune.proof import simulated
 from tests.tune.support import BREAKER, BULKHEAD, RETRY, TIMEOUT, measured, policy
 
@@ -23,7 +23,7 @@ def proposal(place: int, policy_: str, before: dict[str, Any], after: dict[str, 
     )
 
 
-def proven(found: Measured, *proposals: Proposal, **numbers: Any) -> Proof:
+def proven(found: Measurement, *proposals: Proposal, **numbers: Any) -> Proof:
     """Return the proof of these proposals, or of those that the rules make."""
     return prove(found, proposals or propose(found).proposals, **SHORT | numbers)
 

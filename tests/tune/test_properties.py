@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seawall import registry
 from seawall.config import guard_from_table
 from seawall.models.rate.rates import Rate
-from seawall.tune import Measured, Proposal, propose
+from seawall.tune import Measurement, Proposal, propose
 from seawall.tune.proposals import apply
 from tests.support import examples
 from tests.tune.support import measured, policy, tally_of
@@ -53,7 +53,7 @@ TALLIES = [tally_of(), tally_of(cut=0.05), tally_of(samples=3000)]
 
 
 @st.composite
-def services(draw: st.DrawFn) -> Measured:
+def services(draw: st.DrawFn) -> Measurement:
     """Return any stack of one policy of each kind, with any counts."""
     kinds = [kind for kind in POLICIES if draw(st.booleans())]
     stack = [draw(POLICIES[kind]) for kind in kinds]
@@ -89,7 +89,7 @@ def budget_of(table: Mapping[str, Any]) -> float:
     return 0.1 if budget is True else float(budget["ratio"])
 
 
-def more_load(one: Proposal, service: Measured) -> list[str]:
+def more_load(one: Proposal, service: Measurement) -> list[str]:
     """Return what of a proposal could put more load on the dependency, one way or the other."""
     before, after = one.before, one.after
     if one.added:
@@ -122,7 +122,7 @@ def more_load(one: Proposal, service: Measured) -> list[str]:
 
 @examples(300)
 @given(services())
-def test_a_failing_dependency_never_gets_more_load(service: Measured):
+def test_a_failing_dependency_never_gets_more_load(service: Measurement):
     """Neither longer timeouts nor larger limits, slower breakers, attempts, budgets or hedges."""
     is_failing = service.failing > 0.1 or service.error_rate > 0.2 + service.timing_out
     for one in propose(service).proposals:
@@ -133,7 +133,7 @@ def test_a_failing_dependency_never_gets_more_load(service: Measured):
 
 @examples(100)
 @given(services())
-def test_every_proposal_can_be_made(service: Measured):
+def test_every_proposal_can_be_made(service: Measurement):
     """With all proposals in it, a stack is one that Seawall accepts; each says what it rests on."""
     advice = propose(service)
     assert service.table is not None

@@ -19,10 +19,10 @@ from typing import Any, Final
 from seawall._redaction import printable
 from seawall.cli import HEADERS
 from seawall.tune.exports import read_export
-from seawall.tune.measurements import Measured, measured_of
+from seawall.tune.measurements import Measurement, measurements_of
 from seawall.tune.proof import prove
 from seawall.tune.proposals import propose
-from seawall.tune.report import Tuned, as_json, as_text, as_toml, policies_of
+from seawall.tune.report import TuningResult, as_json, as_text, as_toml, policies_of
 
 JUDGED, TOO_FEW = 0, 1
 """Exit status; bad usage is a ValueError or an OSError."""
@@ -57,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     """Run the command, and return the exit status; a mistake raises ValueError or OSError."""
-    chosen = _chosen(measured_of(_snapshot(args)), args.guard)
+    chosen = _chosen(measurements_of(_snapshot(args)), args.guard)
     tuned = [_tuned(one, args) for one in chosen]
     if args.write is not None:
         Path(args.write).write_text(as_toml(tuned), "utf-8")
@@ -66,10 +66,10 @@ def main(args: Namespace) -> int:
     return JUDGED if any(one.is_judged for one in tuned) else TOO_FEW
 
 
-def _tuned(measured: Measured, args: Namespace) -> Tuned:
+def _tuned(measured: Measurement, args: Namespace) -> TuningResult:
     advice = propose(measured)
     if args.no_proof or not advice.proposals:
-        return Tuned(measured, advice, None)
+        return TuningResult(measured, advice, None)
     proof = prove(
         measured,
         advice.proposals,
@@ -80,7 +80,7 @@ def _tuned(measured: Measured, args: Namespace) -> Tuned:
         processes=args.processes,
         progress=_progress if sys.stderr.isatty() else None,
     )
-    return Tuned(measured, advice, proof)
+    return TuningResult(measured, advice, proof)
 
 
 def _progress(text: str) -> None:
@@ -119,7 +119,7 @@ def _read(args: Namespace) -> dict[str, Any]:
     return dict(shown)
 
 
-def _chosen(measured: list[Measured], names: list[str] | None) -> list[Measured]:
+def _chosen(measured: list[Measurement], names: list[str] | None) -> list[Measurement]:
     known = [one.name for one in measured]
     for name in names or ():
         if name not in known:

@@ -12,18 +12,18 @@ from seawall._lazy import lazily
 TYPE_CHECKING = False  # as in `seawall` itself
 if TYPE_CHECKING:
     from seawall.tune.exports import read_export
-    from seawall.tune.measurements import Measured, measured_of, tuning_snapshot
+    from seawall.tune.measurements import Measurement, measurements_of, tuning_snapshot
     from seawall.tune.proof import Effect, Proof, prove
     from seawall.tune.proposals import Proposal, Refusal, TuningAdvice, propose
 
 __all__ = [
     "Effect",
-    "Measured",
+    "Measurement",
     "Proof",
     "Proposal",
     "Refusal",
     "TuningAdvice",
-    "measured_of",
+    "measurements_of",
     "propose",
     "prove",
     "read_export",
@@ -32,7 +32,7 @@ __all__ = [
 
 _HOMES = {
     "tune.exports": "read_export",
-    "tune.measurements": "Measured measured_of tuning_snapshot",
+    "tune.measurements": "Measurement measurements_of tuning_snapshot",
     "tune.proof": "Effect Proof prove",
     "tune.proposals": "TuningAdvice Proposal Refusal propose",
 }

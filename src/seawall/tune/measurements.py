@@ -31,7 +31,7 @@ LARGEST: Final = 1e15  # numbers above this are none that a process counts
 MOST_HIDDEN: Final = 0.4  # share of attempts that may time out before too little is known
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """The calls of one guard to its dependency, or of borrowers to a pool."""
 
     name: str
@@ -149,7 +149,7 @@ class Measured(NamedTuple):
                 slower += count * (high - seconds) / (high - low)
         return slower / max(1, self.samples)
 
-    def without_timeout(self, timeout: float) -> Measured | None:
+    def without_timeout(self, timeout: float) -> Measurement | None:
         """Return the measurements as they would be without a timeout of `timeout` seconds.
 
         The attempts that it cut off are spread over the tail of the log-normal distribution that
@@ -217,7 +217,7 @@ def checkout(pool: Any) -> float | None:
     return None if seconds == inf else seconds
 
 
-def measured_of(snapshot: Mapping[str, Any]) -> list[Measured]:
+def measurements_of(snapshot: Mapping[str, Any]) -> list[Measurement]:
     """Return what was measured of each guard and pool of a snapshot for tuning."""
     tables = tomllib.loads(str(snapshot.get("settings") or "")).get("guards", {})
     for name, table in (tables if isinstance(tables, Mapping) else {"": None}).items():
@@ -244,17 +244,17 @@ _COUNTS: Final = (
     *("seconds", "succeeded", "failed", "timed_out", "rejected", "retries", "error_rate"),
     "recent_rate",
 )
-"""The numbers in the snapshot of a guard that are fields of `Measured`."""
+"""The numbers in the snapshot of a guard that are fields of `Measurement`."""
 
 
-def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Measured]:
+def _guards(guards: Sequence[Mapping[str, Any]], tables: Table) -> Iterator[Measurement]:
     for seen in guards:
         name = seen["name"]
         counted = seen.get("policies") or [*_counted(seen, tables.get(name))]
         if not _are_tables(counted, "policy"):
             raise ValueError(f"this is no snapshot: guard {name!r} has policies {counted!r:.80}")
         counts: dict[str, Any] = {count: _number(seen, count) for count in _COUNTS}
-        yield Measured(
+        yield Measurement(
             name,
             "guard",
             **counts,
@@ -276,7 +276,7 @@ def _counted(seen: Mapping[str, Any], table: Table | None) -> Iterator[Mapping[s
         yield counted
 
 
-def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
+def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
     for seen in pools:
         use = seen.get("use") or {}
         refused = _number(seen, "rejected") + _number(seen, "timed_out")
@@ -285,7 +285,7 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> Iterator[Measured]:
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0.0)
         counts |= {count: _number(seen, count) for count in ("seconds", "recent_rate")}
         counts |= {"succeeded": _number(seen, "borrowed"), "rejected": refused}
-        yield Measured(
+        yield Measurement(
             seen["name"],
             "pool",
             **{**counts, "failed": _number(seen, "connect_failed")},

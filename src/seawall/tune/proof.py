@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from seawall import _checks as check
 from seawall.config import guards_to_toml
 from seawall.sim import CONDITIONS, Latency, Rehearsal, compare, rehearse
-from seawall.tune.measurements import Measured, Table
+from seawall.tune.measurements import Measurement, Table
 from seawall.tune.proposals import Proposal, apply, rounded, seconds
 
 HEADROOM: Final = 1.5  # times today's attempts that a dependency bears, if that is not known
@@ -67,7 +67,7 @@ class Proof(NamedTuple):
 
 
 def prove(
-    measured: Measured,
+    measured: Measurement,
     proposals: Sequence[Proposal],
     *,
     capacity: float | None = None,
@@ -93,8 +93,8 @@ def prove(
         "seeds": seeds,
         "processes": processes,
     }
-    tell = check.plain_function("progress", progress or (lambda _text: None))
-    return _Trial(measured, known.samples, list(proposals), given, tell).prove()
+    report = check.plain_function("progress", progress or (lambda _text: None))
+    return _Trial(measured, known.samples, list(proposals), given, report).prove()
 
 
 class _Trial:
@@ -102,17 +102,17 @@ class _Trial:
 
     def __init__(
         self,
-        measured: Measured,
+        measured: Measurement,
         samples: int,
         proposals: list[Proposal],
         given: dict[str, Any],
-        tell: Progress,
+        report: Progress,
     ) -> None:
         self._measured = measured
         self._samples = samples
         self._proposals = proposals
         self._given = given
-        self._tell = tell
+        self._report = report
         self._tried: dict[str, dict[str, Rehearsal]] = {}
 
     @property
@@ -200,7 +200,7 @@ class _Trial:
         text = self._settings(proposals)
         if text not in self._tried:
             what = ", ".join(f"{one.policy} {one.words}" for one in proposals) or "today"
-            self._tell(f"{self._measured.name}: {what}")
+            self._report(f"{self._measured.name}: {what}")
             self._tried[text] = rehearse(text, **self._given)
         return self._tried[text]
 
@@ -216,7 +216,7 @@ class _Trial:
         return guards_to_toml({"guard": simulated(self._table(proposals))})
 
 
-def _without_todays_timeout(measured: Measured) -> Measured:
+def _without_todays_timeout(measured: Measurement) -> Measurement:
     """Return the measurements with what a timeout of today hides."""
     timeouts = [
         policy["seconds"]
@@ -226,7 +226,7 @@ def _without_todays_timeout(measured: Measured) -> Measured:
     return (measured.without_timeout(timeouts[-1]) if timeouts else None) or measured
 
 
-def _usual_patience(measured: Measured) -> float:
+def _usual_patience(measured: Measurement) -> float:
     wait = 0.0
     if measured.kind == "pool":
         wait = float((measured.table or {}).get("checkout_timeout") or 0.0)

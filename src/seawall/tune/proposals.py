@@ -18,7 +18,7 @@ from math import ceil, comb, floor, log, log10, sqrt
 from typing import Any, Final, NamedTuple
 
 from seawall.models.rate.rates import Rate
-from seawall.tune.measurements import Measured, Table
+from seawall.tune.measurements import Measurement, Table
 
 ENOUGH: Final = 1000  # samples below which nothing is proposed: ten of them are above the p99
 ENOUGH_FOR_P999: Final = 10_000  # samples from which the p99.9 is used
@@ -96,7 +96,7 @@ class TuningAdvice(NamedTuple):
 Found = Iterator[Proposal | Refusal]
 
 
-def propose(measured: Measured) -> TuningAdvice:
+def propose(measured: Measurement) -> TuningAdvice:
     """Return better settings for a guard or pool, or why there are none."""
     found = list(_found(measured))
     return TuningAdvice(
@@ -142,7 +142,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _found(measured: Measured) -> Found:
+def _found(measured: Measurement) -> Found:
     if measured.samples < ENOUGH:
         reason = f"{measured.samples} calls were measured, {ENOUGH} are needed"
         yield Refusal(measured.name, "", reason)
@@ -173,7 +173,7 @@ def _without_unwritten(found: Proposal | Refusal, unwritten: Sequence[str]) -> P
 # Timeouts
 
 
-def _timeout(measured: Measured, policies: Sequence[Table]) -> Found:
+def _timeout(measured: Measurement, policies: Sequence[Table]) -> Found:
     places = [at for at, policy in enumerate(policies) if policy["policy"] == "timeout"]
     retry = _place(policies, "retry")
     inner = [at for at in places if retry is None or at > retry]
@@ -202,7 +202,7 @@ def _timeout(measured: Measured, policies: Sequence[Table]) -> Found:
 
 
 def _longer_timeout(
-    measured: Measured, policies: Sequence[Table], at: int, today: float, most: float | None
+    measured: Measurement, policies: Sequence[Table], at: int, today: float, most: float | None
 ) -> Found:
     share = f"{measured.timing_out:.1%} of {number(measured.attempts)} attempts time out"
     if measured.is_failing:
@@ -223,7 +223,7 @@ def _longer_timeout(
         yield _changed(measured, policies, at, {"seconds": wanted}, why)
 
 
-def _wanted_timeout(measured: Measured) -> tuple[float, str]:
+def _wanted_timeout(measured: Measurement) -> tuple[float, str]:
     p = _slow_share(measured)
     factor = 1.5 if measured.samples >= ENOUGH_FOR_P999 else 2.5
     value = measured.quantile(p)
@@ -231,12 +231,12 @@ def _wanted_timeout(measured: Measured) -> tuple[float, str]:
     return rounded(max(0.01, factor * value)), why
 
 
-def _slow_share(measured: Measured) -> float:
+def _slow_share(measured: Measurement) -> float:
     """Return the share of the calls that a timeout is for."""
     return 0.999 if measured.samples >= ENOUGH_FOR_P999 else 0.99
 
 
-def _is_beyond(measured: Measured) -> bool:
+def _is_beyond(measured: Measurement) -> bool:
     """Return whether the slow calls are beyond the longest duration that is measured."""
     return measured.quantile(_slow_share(measured)) >= measured.longest_known
 
@@ -244,7 +244,7 @@ def _is_beyond(measured: Measured) -> bool:
 # Retries
 
 
-def _attempts(measured: Measured, policies: Sequence[Table]) -> Found:
+def _attempts(measured: Measurement, policies: Sequence[Table]) -> Found:
     at = _place(policies, "retry")
     today = None if at is None else policies[at].get("attempts", USUAL_ATTEMPTS)
     if at is None or not isinstance(today, int) or today <= USUAL_ATTEMPTS:
@@ -258,7 +258,7 @@ def _attempts(measured: Measured, policies: Sequence[Table]) -> Found:
     yield _changed(measured, policies, at, {"attempts": needed}, why)
 
 
-def _budget(measured: Measured, policies: Sequence[Table]) -> Found:
+def _budget(measured: Measurement, policies: Sequence[Table]) -> Found:
     at = _place(policies, "retry")
     if at is None or policies[at].get("attempts", USUAL_ATTEMPTS) == 1:
         return
@@ -284,7 +284,7 @@ def _budget(measured: Measured, policies: Sequence[Table]) -> Found:
 # Breakers
 
 
-def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
+def _breaker(measured: Measurement, policies: Sequence[Table]) -> Found:
     at = _place(policies, "breaker")
     if at is None:
         after = _usual_breaker(measured)
@@ -326,7 +326,7 @@ def _breaker(measured: Measured, policies: Sequence[Table]) -> Found:
         yield _changed(measured, policies, at, after, why)
 
 
-def _consecutive(measured: Measured, policies: Sequence[Table], at: int) -> Found:
+def _consecutive(measured: Measurement, policies: Sequence[Table], at: int) -> Found:
     usual = min(0.5, max(1e-6, measured.failing + measured.timing_out))
     today = policies[at]["consecutive"]
     wanted = ceil(log(TOO_OFTEN) / log(usual))
@@ -339,7 +339,7 @@ def _consecutive(measured: Measured, policies: Sequence[Table], at: int) -> Foun
         yield _changed(measured, policies, at, {"consecutive": wanted}, why)
 
 
-def _usual_breaker(measured: Measured) -> Settings:
+def _usual_breaker(measured: Measurement) -> Settings:
     window = min(LONGEST_WINDOW, max(10.0, rounded(2 * USUAL_MIN_CALLS / measured.rate)))
     return {
         "window": window,
@@ -349,12 +349,12 @@ def _usual_breaker(measured: Measured) -> Settings:
     }
 
 
-def _in_window(measured: Measured, breaker: Settings) -> str:
+def _in_window(measured: Measurement, breaker: Settings) -> str:
     window = breaker["window"]
     return f"{number(measured.rate * window)} calls come in {window:g} s"
 
 
-def _opened(measured: Measured, at: int) -> int:
+def _opened(measured: Measurement, at: int) -> int:
     if at >= len(measured.policies):
         return 0
     transitions = measured.policies[at].get("transitions")
@@ -374,7 +374,7 @@ def _false_trips(failing: float, ratio: float, calls: int) -> float:
 # Limits
 
 
-def _limit(measured: Measured, policies: Sequence[Table]) -> Found:
+def _limit(measured: Measurement, policies: Sequence[Table]) -> Found:
     wanted, why = _wanted_slots(measured)
     found = [at for at, policy in enumerate(policies) if policy["policy"] in _LIMITS]
     if not found:
@@ -384,7 +384,9 @@ def _limit(measured: Measured, policies: Sequence[Table]) -> Found:
         yield from _slots(measured, policies, at, wanted, why)
 
 
-def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, why: str) -> Found:
+def _slots(
+    measured: Measurement, policies: Sequence[Table], at: int, wanted: int, why: str
+) -> Found:
     kind = policies[at]["policy"]
     if _is_private(policies[at]) or kind == "thread_bulkhead":
         return
@@ -407,7 +409,7 @@ def _slots(measured: Measured, policies: Sequence[Table], at: int, wanted: int, 
         yield _changed(measured, policies, at, after, f"{why}; {today} bound nothing")
 
 
-def _wanted_slots(measured: Measured) -> tuple[int, str]:
+def _wanted_slots(measured: Measurement) -> tuple[int, str]:
     """Return how many calls may be in flight: for twice the calls, and what chance adds."""
     busy = measured.attempt_rate * measured.mean
     wanted = max(4, ceil(2 * busy + 3 * sqrt(2 * busy)))
@@ -419,7 +421,7 @@ def _wanted_slots(measured: Measured) -> tuple[int, str]:
     return wanted, why
 
 
-def _rate_limit(measured: Measured, policies: Sequence[Table]) -> Found:
+def _rate_limit(measured: Measurement, policies: Sequence[Table]) -> Found:
     at = _place(policies, "rate_limit")
     if at is None or _is_private(policies[at]):
         return
@@ -441,7 +443,7 @@ def _rate_limit(measured: Measured, policies: Sequence[Table]) -> Found:
     yield _changed(measured, policies, at, {"limits": [f"{wanted}/s"]}, why)
 
 
-def _refused(measured: Measured, at: int) -> float:
+def _refused(measured: Measurement, at: int) -> float:
     if at >= len(measured.policies):
         return 0.0
     return float(measured.policies[at].get("rejected") or 0) / max(1.0, measured.calls)
@@ -450,7 +452,7 @@ def _refused(measured: Measured, at: int) -> float:
 # Hedges
 
 
-def _hedge(measured: Measured, policies: Sequence[Table]) -> Found:
+def _hedge(measured: Measurement, policies: Sequence[Table]) -> Found:
     at = _place(policies, "hedge")
     if at is None:
         return
@@ -472,7 +474,7 @@ def _hedge(measured: Measured, policies: Sequence[Table]) -> Found:
 # Pools, and guards whose settings are not known
 
 
-def _pool(measured: Measured) -> Found:
+def _pool(measured: Measurement) -> Found:
     assert measured.table is not None  # noqa: S101 - for the type checker
     today = measured.table["max_size"]
     busy = measured.rate * measured.mean
@@ -493,7 +495,7 @@ def _pool(measured: Measured) -> Found:
     yield _proposal(measured, "pool", 0, {"max_size": wanted}, why, {"max_size": today})
 
 
-def _stack(measured: Measured) -> Found:
+def _stack(measured: Measurement) -> Found:
     """Propose the recommended stack for a guard whose settings are not known."""
     timeout, why = _wanted_timeout(measured)
     slots, because = _wanted_slots(measured)
@@ -513,14 +515,14 @@ _RULES: Final = (_timeout, _attempts, _budget, _breaker, _limit, _rate_limit, _h
 
 
 def _changed(
-    measured: Measured, policies: Sequence[Table], at: int, after: Settings, why: str
+    measured: Measurement, policies: Sequence[Table], at: int, after: Settings, why: str
 ) -> Proposal:
     before = {name: policies[at][name] for name in after if name in policies[at]}
     return _proposal(measured, policies[at]["policy"], at, after, why, before)
 
 
 def _added(
-    measured: Measured, policies: Sequence[Table], kind: str, after: Settings, why: str
+    measured: Measurement, policies: Sequence[Table], kind: str, after: Settings, why: str
 ) -> Proposal:
     """Propose a policy that is not there yet, at its place in the recommended order."""
     place = len(policies)
@@ -539,7 +541,7 @@ def _added(
 
 
 def _proposal(
-    measured: Measured,
+    measured: Measurement,
     policy: str,
     place: int,
     after: Settings,

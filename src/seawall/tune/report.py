@@ -11,7 +11,7 @@ from seawall._redaction import printable
 from seawall.config import guard_from_table, guards_to_toml
 from seawall.config.writing import table_of, to_toml
 from seawall.sim import CONDITIONS, Estimate
-from seawall.tune.measurements import Measured
+from seawall.tune.measurements import Measurement
 from seawall.tune.proof import Effect, Proof, simulated
 from seawall.tune.proposals import Proposal, TuningAdvice, apply, number, seconds
 
@@ -21,10 +21,10 @@ _TITLES: Final = ("answers a second", "p99", "load a second")
 _UNIT: Final = {"tail": " s"}
 
 
-class Tuned(NamedTuple):
+class TuningResult(NamedTuple):
     """One guard or pool: what was measured, what is proposed, and what the simulator says."""
 
-    measured: Measured
+    measured: Measurement
     advice: TuningAdvice
     proof: Proof | None  # None if nothing was simulated
 
@@ -39,13 +39,13 @@ class Tuned(NamedTuple):
         return not any(not refusal.policy for refusal in self.advice.refusals)
 
 
-def as_text(tuned: Sequence[Tuned]) -> str:
+def as_text(tuned: Sequence[TuningResult]) -> str:
     """Return all proposals for people."""
     lines = (line for one in tuned for line in (*_lines(one), ""))
     return "\n".join(printable(line, LONGEST_LINE) for line in lines) or "no guards\n"
 
 
-def _lines(one: Tuned) -> Iterator[str]:
+def _lines(one: TuningResult) -> Iterator[str]:
     measured = one.measured
     span = f" over {seconds(measured.seconds)}" if measured.seconds else ""
     yield (
@@ -99,12 +99,12 @@ def _signed(difference: Estimate) -> str:
     return f"{sign}{difference.mean:.2g} ± {difference.high - difference.mean:.1g}"
 
 
-def as_json(tuned: Sequence[Tuned]) -> dict[str, Any]:
+def as_json(tuned: Sequence[TuningResult]) -> dict[str, Any]:
     """Return all proposals for programs, with the TOML of `as_toml`."""
     return {"tuned": [_document(one) for one in tuned], "toml": as_toml(tuned)}
 
 
-def _document(one: Tuned) -> dict[str, Any]:
+def _document(one: TuningResult) -> dict[str, Any]:
     measured, proof = one.measured, one.proof
     found: dict[str, Any] = {
         "kind": measured.kind,
@@ -134,7 +134,7 @@ def _figures(effect: Effect) -> dict[str, Any]:
     }
 
 
-def as_toml(tuned: Sequence[Tuned]) -> str:
+def as_toml(tuned: Sequence[TuningResult]) -> str:
     """Return all settings with the proposals that are left, for `guards_from_toml` and updates."""
     guards = [one for one in tuned if one.measured.kind == "guard"]
     tables = {
