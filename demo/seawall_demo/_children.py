@@ -40,18 +40,18 @@ class Child:
         arguments: tuple[str, ...],
         log: Path,
         *,
-        told: Callable[[Message], None] = lambda _message: None,
-        died: Callable[[Child], None] = lambda _child: None,
+        on_message: Callable[[Message], None] = lambda _message: None,
+        on_death: Callable[[Child], None] = lambda _child: None,
     ) -> None:
-        """Pass its messages to `told`; call `died` when it ends unexpectedly."""
+        """Pass its messages to `on_message`; call `on_death` when it ends unexpectedly."""
         self.name = name
         self.port = 0
         self._command = [sys.executable, "-P", "-m", f"seawall_demo.{module}", *arguments]
         self._log = log
-        self._told = told
-        self._died = died
+        self._on_message = on_message
+        self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._up: asyncio.Future[Message] | None = None
         self._ending = False
 
@@ -79,7 +79,7 @@ class Child:
                 # Ctrl-C reaches only this process, which ends the others in order
                 start_new_session=True,
             )
-        self._hearing = asyncio.create_task(self._hear(self._process))
+        self._reading = asyncio.create_task(self._read_messages(self._process))
         try:
             async with asyncio.timeout(READY_WITHIN):
                 first = await self._up
@@ -90,7 +90,7 @@ class Child:
         self.port = first["port"]
         return first
 
-    async def _hear(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_messages(self, process: asyncio.subprocess.Process) -> None:
         """Read its messages until it ends."""
         output, up = process.stdout, self._up
         while output is not None and (line := await output.readline()):
@@ -98,14 +98,14 @@ class Child:
             if up is not None and not up.done():
                 up.set_result(message)
             else:
-                self._told(message)
+                self._on_message(message)
         status = await process.wait()
         if up is not None and not up.done():
             up.set_exception(NotStarted(f"{self.name} ended with {status}.{self.tail()}"))
         elif not self._ending:
-            self._died(self)
+            self._on_death(self)
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send it a message; a dead process ignores it."""
         if self.alive and self._process is not None and self._process.stdin is not None:
             line = json.dumps(message, separators=(",", ":")) + "\n"
@@ -145,8 +145,8 @@ class Child:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
-        if self._hearing is not None:
-            await asyncio.wait([self._hearing])
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
 
     @property
     def has_written(self) -> bool:

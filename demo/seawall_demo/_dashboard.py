@@ -53,8 +53,8 @@ class PodsByHttp:
             if pod.alive and (known is None or known.done()):
                 self._following[pod.name] = asyncio.create_task(self._follow(pod))
         fresh = SYSTEM.now() - WITHIN
-        told = [self._views.get(pod.name) for pod in self._pods if pod.alive]
-        return [one[1] for one in told if one is not None and one[0] > fresh]
+        results = [self._views.get(pod.name) for pod in self._pods if pod.alive]
+        return [one[1] for one in results if one is not None and one[0] > fresh]
 
     async def _follow(self, pod: Child) -> None:
         """Store the views that a pod sends until the connection breaks."""
@@ -88,10 +88,10 @@ class PodsByHttp:
             session = (await client.get(f"{MOUNTED}/session")).json()
             headers = {"origin": origin, "x-seawall-token": session["token"]}
             answer = await client.post(f"{MOUNTED}/act", json=act, headers=headers)
-        told = answer.json()
+        results = answer.json()
         if answer.is_error:
-            raise ValueError(str(told.get("detail", answer.status_code)))
-        return str(told["done"])
+            raise ValueError(str(results.get("detail", answer.status_code)))
+        return str(results["done"])
 
     async def close(self) -> None:
         """Stop following the pods."""
@@ -136,10 +136,10 @@ class DemoDashboard(Dashboard):
             return assets("seawall_demo", "page").get(name)
         return super()._asset(name)
 
-    def _new_live(self) -> Sampler:
-        live = super()._new_live()
-        self._by_http.changed = live.hurry
-        return live
+    def _new_sampler(self) -> Sampler:
+        sampler = super()._new_sampler()
+        self._by_http.changed = sampler.sample_soon
+        return sampler
 
     async def aclose(self) -> None:
         """End the streams, and stop following the pods."""

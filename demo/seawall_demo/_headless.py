@@ -29,9 +29,9 @@ async def run(demo: Demo, seconds: float, say: Callable[[str], None]) -> int:
         await demo.all_well()
     if live:
         sys.stderr.write("\r\x1b[K")
-    told = await demo.finish(groups())
-    contained, words = verdict(told)
-    sys.stdout.write(f"{table(told)}\n\n{words}\n")
+    results = await demo.finish(groups())
+    contained, words = verdict(results)
+    sys.stdout.write(f"{table(results)}\n\n{words}\n")
     return 0 if contained else 1
 
 
@@ -68,7 +68,7 @@ async def run_pipeline(demo: PipelineDemo, seconds: float, say: Callable[[str], 
     lost = account["read"] - ended
     words = (
         f"{account['read']} samples were read: {account['sink']} are stored,"
-        f" {account['degraded']} of them as lesser ones, {account['dead_letter']} are dead letters,"
+        f" {account['degraded']} of them degraded, {account['dead_letter']} are dead letters,"
         f" {account['returned']} were returned at the end, {lost} are lost."
     )
     sys.stdout.write("\n".join(lines) + f"\n\n{words}\n")

@@ -31,8 +31,8 @@ class Lifeline:
         self._deliver: Callable[[Message | None], object] | None = None
         Thread(target=self._read, name="lifeline", daemon=True).start()
 
-    def listen(self, told: Callable[[Message], None], ended: Callable[[], None]) -> None:
-        """Pass each message to `told`, and call `ended` at the end, in the running event loop."""
+    def listen(self, on_message: Callable[[Message], None], ended: Callable[[], None]) -> None:
+        """Pass messages to `on_message`, and call `ended` at the end, in the running event loop."""
         loop = asyncio.get_running_loop()
 
         def deliver(message: Message | None) -> None:
@@ -40,7 +40,7 @@ class Lifeline:
                 if message is None:
                     loop.call_soon_threadsafe(ended)
                 else:
-                    loop.call_soon_threadsafe(told, message)
+                    loop.call_soon_threadsafe(on_message, message)
             except RuntimeError:
                 pass  # the loop is closed: the process is about to end
 
@@ -50,7 +50,7 @@ class Lifeline:
             self._kept.clear()
             self._deliver = deliver
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Send a message to the parent; do nothing if it is gone."""
         try:
             sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")

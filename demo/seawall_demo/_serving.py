@@ -73,7 +73,7 @@ async def serve(
     app: Any,
     lifeline: Lifeline,
     *,
-    told: Callable[[Message], None] = lambda _message: None,
+    on_message: Callable[[Message], None] = lambda _message: None,
     lifespan: Literal["on", "off"] = "off",
     most: int | None = None,
 ) -> None:
@@ -83,13 +83,13 @@ async def serve(
     def end() -> None:
         server.should_exit = True
 
-    lifeline.listen(told, end)
+    lifeline.listen(on_message, end)
     with listening() as own:
         serving = asyncio.create_task(server.serve(sockets=[own]))
         while not server.started and not serving.done():
             await pause(0.01)
         if server.started:
-            lifeline.tell(port=own.getsockname()[1])
+            lifeline.send(port=own.getsockname()[1])
         await serving
     if not server.started:
         raise RuntimeError("the server did not start; what it wrote is above")

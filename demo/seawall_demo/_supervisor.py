@@ -92,7 +92,7 @@ class Supervisor:
 
     def _child(self, name: str, module: str, *arguments: str, **how: Any) -> Child:
         log = self.folder / f"{name}.log"
-        child = Child(name, module, arguments, log, **{"died": self._lost, **how})
+        child = Child(name, module, arguments, log, **{"on_death": self._lost, **how})
         self._made.append(child)
         return child
 
@@ -121,8 +121,8 @@ class Supervisor:
 
     def logs(self) -> str:
         """Return the ends of all logs that are not empty."""
-        told = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
-        return "\n".join(told) or "no process has written anything"
+        tails = [f"{one.name}:{one.tail()}" for one in self._made if one.has_written]
+        return "\n".join(tails) or "no process has written anything"
 
     # Control
 
@@ -159,12 +159,14 @@ class PipelineDemo(Supervisor):
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def _start(self) -> None:
-        self._pipeline = self._child("plant", "sensors", str(self.folder), told=self._heard)
+        self._pipeline = self._child(
+            "plant", "sensors", str(self.folder), on_message=self._on_message
+        )
         await self._started(self._keeper, self._pipeline)
         self.pods = [self._pipeline]
-        self._pipeline.tell(start=True)
+        self._pipeline.send(start=True)
 
-    def _heard(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self.account = message["account"]
         if message.get("finished") and not self._finished.done():
             self._finished.set_result(None)
@@ -172,11 +174,11 @@ class PipelineDemo(Supervisor):
     async def switch(self, name: str, on: bool) -> None:  # noqa: FBT001 - the state of a button
         """Break something, or repair it."""
         self.on[name] = on
-        self._pipeline.tell(switch=name, on=on)
+        self._pipeline.send(switch=name, on=on)
 
     async def finish(self) -> dict[str, int]:
         """Stop the pipeline, and return how all items ended."""
-        self._pipeline.tell(finish=True)
+        self._pipeline.send(finish=True)
         await self._finished
         return self.account
 
@@ -185,7 +187,7 @@ class PipelineDemo(Supervisor):
         return {
             "sides": [],
             "note": "Five sensors are read ten times a second. S4 and S5 fail now and then, and are"
-            " asked again. Each sample ends in the database, whole or marked as a lesser one, or as"
+            " asked again. Each sample ends in the database, complete or marked as degraded, or as"
             " a dead letter with its cause: nothing is lost, whatever is broken.",
         }
 
@@ -220,7 +222,7 @@ class Demo(Supervisor):
 
     async def _start(self) -> None:
         self._vendor = self._child("vendor", "vendor")
-        self._load = self._child("load", "load", str(self._rate), told=self._heard)
+        self._load = self._child("load", "load", str(self._rate), on_message=self._on_message)
         kept, _, _ = await self._started(self._keeper, self._vendor, self._load)
         redis_url = ""
         if self.shared:
@@ -232,17 +234,19 @@ class Demo(Supervisor):
             redis_url = f"redis://{HOST}:{self._relay.port}/0"
         vendor_url = f"http://{HOST}:{self._vendor.port}"
         count = PODS if self.shared else 1
-        died = self._pod_died
+        on_death = self._pod_died
         members = [f"{HOST}:{port}" for port in free_ports(count)]
         self.pods = [
-            self._child(f"pod-{number}", "pod", vendor_url, redis_url, bind, *members, died=died)
+            self._child(
+                f"pod-{number}", "pod", vendor_url, redis_url, bind, *members, on_death=on_death
+            )
             for number, bind in enumerate(members, 1)
         ]
-        self._plain = self._child("unprotected", "plain_pod", vendor_url, died=self._pod_died)
+        self._plain = self._child("unprotected", "plain_pod", vendor_url, on_death=self._pod_died)
         await self._started(*self.pods, self._plain)
         await asyncio.gather(*(self._ready(pod) for pod in (*self.pods, self._plain)))
-        self._tell_targets()
-        self._load.tell(start=True)
+        self._send_targets()
+        self._load.send(start=True)
 
     async def _valkey_answers(self) -> None:
         """Wait until Valkey answers; raise NotStarted if it does not."""
@@ -299,7 +303,7 @@ class Demo(Supervisor):
 
     # Events
 
-    def _heard(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         """Store what the load reports."""
         if "recent" in message:
             self.recent = message["recent"]
@@ -310,7 +314,7 @@ class Demo(Supervisor):
     def _pod_died(self, pod: Child) -> None:
         if not self.on["kill"]:
             self._say(f"{pod.name} died; it is started again in {RESTART_AFTER:g} s.{pod.tail()}")
-        self._tell_targets()
+        self._send_targets()
         task = asyncio.create_task(self._restart(pod))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -326,14 +330,14 @@ class Demo(Supervisor):
         finally:
             self.on["kill"] = False
         self._detail(f"{pod.name}: pid {pod.pid}, http://{HOST}:{pod.port}")
-        self._tell_targets()
+        self._send_targets()
 
-    def _tell_targets(self) -> None:
+    def _send_targets(self) -> None:
         alive = {
             PROTECTED: [pod.port for pod in self.pods if pod.alive and pod.port],
             UNPROTECTED: [self._plain.port] if self._plain.alive else [],
         }
-        self._load.tell(targets=alive)
+        self._load.send(targets=alive)
 
     # Control
 
@@ -352,9 +356,9 @@ class Demo(Supervisor):
             if on:
                 self.on[other] = False
             mode = next((mode for mode in ("broken", "slow") if self.on[mode]), "well")
-            self._vendor.tell(mode=mode)
+            self._vendor.send(mode=mode)
         elif name == "surge":
-            self._load.tell(surge=SURGE if on else 1.0)
+            self._load.send(surge=SURGE if on else 1.0)
         elif name == "cut" and self._relay is not None:
             if on:
                 self._relay.cut()
@@ -381,7 +385,7 @@ class Demo(Supervisor):
         If this process is killed in the meantime, the keeper resumes it.
         """
         self._suspended = pod
-        self._keeper.tell(suspended=pod.pid)
+        self._keeper.send(suspended=pod.pid)
         pod.suspend()
         self._resuming = asyncio.create_task(self._resume_later())
 
@@ -398,12 +402,12 @@ class Demo(Supervisor):
         if self._suspended is not None:
             self._suspended.resume()
             self._suspended = None
-            self._keeper.tell(suspended=None)
+            self._keeper.send(suspended=None)
         self.on["pause"] = False
 
     def phase(self, name: str | None) -> None:
         """Count requests from now on for this phase."""
-        self._load.tell(phase=name)
+        self._load.send(phase=name)
 
     def shown(self) -> dict[str, Any]:
         """Return what the page shows beside the switches: both sides, now and before."""
@@ -419,7 +423,7 @@ class Demo(Supervisor):
     async def finish(self, groups: dict[str, list[str]]) -> Message:
         """Stop the load, and return the results for each group of phases."""
         self._finished = asyncio.get_running_loop().create_future()
-        self._load.tell(finish=groups)
+        self._load.send(finish=groups)
         return await self._finished
 
 

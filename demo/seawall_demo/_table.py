@@ -14,7 +14,7 @@ ERROR_SHARE: Final = 0.25
 SLOWNESS_SHARE: Final = 0.5
 """...and p99 below this share of its p99."""
 
-Told = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
 """Results of `_tally.summary` by phase and side."""
 
 
@@ -45,12 +45,12 @@ def groups() -> dict[str, list[str]]:
     return {**{phase.name: [phase.name] for phase in PHASES}, OUTAGE: broken}
 
 
-def rows(told: Told) -> list[tuple[str, ...]]:
+def rows(results: Results) -> list[tuple[str, ...]]:
     """Return the table as text, a row for each phase and side."""
     found = []
     for phase in PHASES:
         for side in SIDES:
-            one = told[phase.name][side]
+            one = results[phase.name][side]
             shares = [f"{one[key]:.1%}" for key in ("good", "degraded", "limited", "error")]
             times = [duration(one["p50"]), duration(one["p99"])]
             name = phase.name if side == SIDES[0] else ""
@@ -65,9 +65,9 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def table(told: Told) -> str:
+def table(results: Results) -> str:
     """Return the table as text."""
-    lines = [COLUMNS, *rows(told)]
+    lines = [COLUMNS, *rows(results)]
     widths = [max(len(line[number]) for line in lines) for number in range(len(COLUMNS))]
     shown = []
     for line in lines:
@@ -77,9 +77,9 @@ def table(told: Told) -> str:
     return "\n".join(shown)
 
 
-def verdict(told: Told) -> tuple[bool, str]:
+def verdict(results: Results) -> tuple[bool, str]:
     """Return whether the outage was contained, and a sentence with the numbers."""
-    ours, theirs = told[OUTAGE][PROTECTED], told[OUTAGE][UNPROTECTED]
+    ours, theirs = results[OUTAGE][PROTECTED], results[OUTAGE][UNPROTECTED]
     seen = (
         f"errors {ours['error']:.1%} against {theirs['error']:.1%},"
         f" p99 {duration(ours['p99'])} against {duration(theirs['p99'])}"

@@ -23,7 +23,7 @@ _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
 
 
-class Seen(NamedTuple):
+class RequestResult(NamedTuple):
     """One finished request."""
 
     at: float
@@ -48,7 +48,7 @@ def quantile(ordered: list[float], share: float) -> float | None:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def summary(seen: Iterable[Seen]) -> dict[str, Any]:
+def summary(seen: Iterable[RequestResult]) -> dict[str, Any]:
     """Return counts, shares and quantiles, ready for JSON."""
     counts = dict.fromkeys(OUTCOMES, 0)
     tiers = {True: [0, 0], False: [0, 0]}
@@ -79,10 +79,10 @@ class Tally:
         """Start empty."""
         self.sides = tuple(sides)
         self.window = window
-        self._last: deque[Seen] = deque()
-        self._phases: dict[str, list[Seen]] = {}
+        self._last: deque[RequestResult] = deque()
+        self._phases: dict[str, list[RequestResult]] = {}
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: RequestResult) -> None:
         """Count one request."""
         self._last.append(seen)
         if seen.phase is not None:
@@ -94,10 +94,10 @@ class Tally:
             self._last.popleft()
         shown = {}
         for side in self.sides:
-            told = summary(one for one in self._last if one.side == side)
-            told["rate"] = told["requests"] / self.window
-            told["good_rate"] = told["rate"] * told[GOOD]
-            shown[side] = told
+            side_results = summary(one for one in self._last if one.side == side)
+            side_results["rate"] = side_results["requests"] / self.window
+            side_results["good_rate"] = side_results["rate"] * side_results[GOOD]
+            shown[side] = side_results
         return shown
 
     def phases(self, names: Iterable[str]) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def main(folder: str, server: str) -> None:
     """
     kept = start(server, Path(folder)) if server else None
     suspended: int | None = None
-    told = {"port": 0, "pid": None if kept is None else kept.pid}
+    ready = {"port": 0, "pid": None if kept is None else kept.pid}
     try:
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
         while line := sys.stdin.buffer.readline():
             suspended = json.loads(line)["suspended"]

@@ -25,7 +25,7 @@ from seawall_demo._settings import (
     SIDES,
     pause,
 )
-from seawall_demo._tally import ERROR, Seen, Tally, outcome_of
+from seawall_demo._tally import ERROR, RequestResult, Tally, outcome_of
 
 EVERY: Final = 1.0
 """Seconds between two reports."""
@@ -78,7 +78,7 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self.over = asyncio.Event()
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Handle a message of the parent."""
         for side, ports in message.get("targets", {}).items():
             crowd = self._crowds[side]
@@ -121,7 +121,7 @@ class Load:
         finally:
             crowd.waiting -= 1
         now = SYSTEM.now()
-        self._tally.add(Seen(now, phase, crowd.side, premium, outcome, now - began))
+        self._tally.add(RequestResult(now, phase, crowd.side, premium, outcome, now - began))
 
     async def _outcome(self, crowd: Crowd, *, premium: bool) -> str:
         if crowd.waiting > MOST:
@@ -147,9 +147,9 @@ class Load:
         while True:
             await pause(EVERY)
             recent: dict[str, dict[str, Any]] = self._tally.recent(SYSTEM.now())
-            for side, told in recent.items():
-                told["waiting"] = self._crowds[side].waiting
-            self._lifeline.tell(recent=recent)
+            for side, results in recent.items():
+                results["waiting"] = self._crowds[side].waiting
+            self._lifeline.send(recent=recent)
 
     async def _finish(self, groups: dict[str, list[str]]) -> None:
         """Stop sending, wait for pending requests, and report each group."""
@@ -157,14 +157,14 @@ class Load:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
-        told = {group: self._tally.phases(phases) for group, phases in groups.items()}
-        self._lifeline.tell(phases=told)
+        results = {group: self._tally.phases(phases) for group, phases in groups.items()}
+        self._lifeline.send(phases=results)
 
 
 async def _main(lifeline: Lifeline, rate: float) -> None:
     load = Load(lifeline, rate=rate)
-    lifeline.listen(load.told, load.over.set)
-    lifeline.tell(port=0)
+    lifeline.listen(load.on_message, load.over.set)
+    lifeline.send(port=0)
     await load.over.wait()
 
 

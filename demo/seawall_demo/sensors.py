@@ -223,7 +223,7 @@ async def _main(lifeline: Lifeline, folder: str) -> None:
 
         reports: set[asyncio.Task[None]] = set()
 
-        def told(message: Message) -> None:
+        def on_message(message: Message) -> None:
             if "start" in message:
                 reports.add(asyncio.create_task(report()))
             elif "finish" in message:
@@ -234,13 +234,13 @@ async def _main(lifeline: Lifeline, folder: str) -> None:
         async def report() -> None:
             """Report each second how items have ended, and finally that all have."""
             while not running.done():
-                lifeline.tell(account=account(pipeline))
+                lifeline.send(account=account(pipeline))
                 await asyncio.wait([running], timeout=1.0)
-            lifeline.tell(account=account(pipeline), finished=True)
+            lifeline.send(account=account(pipeline), finished=True)
 
         dashboard = Dashboard(local=True, operate=lambda _visit: "demo", pod="plant", every=EVERY)
         try:
-            await serve(beside(_nothing, dashboard), lifeline, told=told)
+            await serve(beside(_nothing, dashboard), lifeline, on_message=on_message)
         finally:
             pipeline.stop(DRAIN)
             await running

@@ -46,7 +46,7 @@ class Vendor:
         self._places = {account: asyncio.Semaphore(slots) for account, slots in SLOTS.items()}
         self._waiting = dict.fromkeys(SLOTS, 0)
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Change the mode."""
         self.mode = check.choice("mode", str(message.get("mode")), (WELL, BROKEN, SLOW))
 
@@ -109,7 +109,7 @@ async def _main(lifeline: Lifeline) -> None:
     from seawall_demo._serving import serve
 
     vendor = Vendor()
-    await serve(vendor, lifeline, told=vendor.told)
+    await serve(vendor, lifeline, on_message=vendor.on_message)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_a_broken_vendor_answers_no_quote_and_all_searches():
 
     async def run() -> None:
         vendor = Vendor(rng=Random(1))
-        vendor.told({"mode": "broken"})
+        vendor.on_message({"mode": "broken"})
         loop = asyncio.get_running_loop()
         began = loop.time()
         statuses = await asyncio.gather(*(ask(vendor) for _ in range(60)))
@@ -69,10 +69,10 @@ def test_one_account_takes_no_place_from_the_other():
 
     async def run() -> None:
         vendor = Vendor(rng=Random(1))
-        vendor.told({"mode": "slow"})
+        vendor.on_message({"mode": "slow"})
         crowd = [asyncio.create_task(ask(vendor, account=b"unprotected")) for _ in range(50)]
         await asyncio.sleep(1.0)  # noqa: TID251 - virtual
-        vendor.told({"mode": "well"})
+        vendor.on_message({"mode": "well"})
         async with asyncio.timeout(0.1):
             assert await ask(vendor) == 200
         assert set(await asyncio.gather(*crowd)) == {200}
@@ -85,7 +85,7 @@ def test_a_vendor_turns_away_whom_it_has_no_room_for():
 
     async def run() -> None:
         vendor = Vendor(rng=Random(1))
-        vendor.told({"mode": "slow"})
+        vendor.on_message({"mode": "slow"})
         crowd = [asyncio.create_task(ask(vendor, account=b"unprotected")) for _ in range(300)]
         await asyncio.sleep(0.01)  # noqa: TID251 - virtual
         assert sum(task.done() and task.result() == 503 for task in crowd) == 300 - 200 - 2
@@ -98,7 +98,7 @@ def test_a_mode_that_is_none_is_refused():
     """A message with another word changes nothing."""
     vendor = Vendor()
     with pytest.raises(ValueError, match="write one of 'well', 'broken', 'slow'"):
-        vendor.told({"mode": "bored"})
+        vendor.on_message({"mode": "bored"})
     assert vendor.mode == "well"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall_demo._tally import OUTCOMES, Seen, Tally, outcome_of, quantile, summary
+from seawall_demo._tally import OUTCOMES, RequestResult, Tally, outcome_of, quantile, summary
 
 moments = st.floats(0, 100, allow_nan=False)
 seens = st.builds(
-    Seen,
+    RequestResult,
     moments,
     st.sampled_from([None, "a", "b"]),
     st.sampled_from(["x", "y"]),
@@ -20,7 +20,7 @@ seens = st.builds(
 
 
 @given(st.lists(seens))
-def test_shares_add_up_and_quantiles_are_in_order(seen: list[Seen]):
+def test_shares_add_up_and_quantiles_are_in_order(seen: list[RequestResult]):
     """All outcomes together are all requests, and p50 is not above p99."""
     told = summary(seen)
     assert told["requests"] == len(seen)
@@ -39,7 +39,7 @@ def test_a_quantile_has_that_share_at_or_below_it(values: list[float], share: fl
 
 
 @given(st.lists(seens))
-def test_only_the_last_seconds_count_and_each_phase_by_itself(seen: list[Seen]):
+def test_only_the_last_seconds_count_and_each_phase_by_itself(seen: list[RequestResult]):
     """What is older than the window is left out; a phase has what began in it."""
     seen.sort(key=lambda one: one.at)
     tally = Tally(["x", "y"], window=5.0)
@@ -62,6 +62,6 @@ def test_answers_are_told_apart():
 
 def test_who_is_over_his_limit_says_nothing_about_latency():
     """A quick refusal of one's own limit does not make the others look quick."""
-    slow = Seen(0.0, None, "x", premium=True, outcome="good", seconds=2.0)
+    slow = RequestResult(0.0, None, "x", premium=True, outcome="good", seconds=2.0)
     refused = [slow._replace(premium=False, outcome="limited", seconds=0.001)] * 9
     assert summary([slow, *refused])["p50"] == 2.0
