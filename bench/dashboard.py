@@ -86,21 +86,21 @@ async def main() -> None:
     others = Others(watcher.sample(), PODS - 1)
     others.turn()
     dashboard = Dashboard(local=True, pods=others, every=3600.0)
-    live = dashboard._live()  # noqa: SLF001 - one update is measured, not a whole second
-    live._checked = True  # noqa: SLF001 - as those from a store are
-    live.look()
-    await live.first()
+    sampler = dashboard._sampler()  # noqa: SLF001 - one update is measured, not a whole second
+    sampler._shared = True  # noqa: SLF001 - as those from a store are
+    sampler.record_viewer()
+    await sampler.first()
     sizes, costs, samples = [], [], []
     for _ in range(UPDATES):
         call_all()
         others.turn()
         began = time.process_time()
-        live.watcher.sample()
+        sampler.watcher.sample()
         samples.append(time.process_time() - began)
-        live.look()
+        sampler.record_viewer()
         began = time.process_time()
-        await live._sample()  # noqa: SLF001 - see above
-        frame = live.broadcast.frame
+        await sampler._sample()  # noqa: SLF001 - see above
+        frame = sampler.broadcast.frame
         assert frame is not None
         message = await frame.message(None)
         costs.append(time.process_time() - began)

@@ -30,7 +30,7 @@ class _Others:
             view = MemberView("pod-3", state, 2.0, level=level, threshold=8.0, reason="no answer")
             with closing(Watcher(pod=f"pod-{number}")) as watcher:
                 members = Members("pods", view)
-                seen: Any = watcher._look({"members": [{**members.snapshot(), "name": "pods"}]})
+                seen: Any = watcher._view_of({"members": [{**members.snapshot(), "name": "pods"}]})
             self.told.append({**seen, "age": 0.1})
 
     async def views(self) -> list[Any]:

@@ -207,7 +207,7 @@ def test_the_charts_show_hours_when_asked(open_page: Opening):
             watcher = Watcher(pod="pod-1", every=0.2)
             now = watcher.sample()["at"]
             for seconds in range(3600, 10, -5):
-                watcher._tracks.add(_hour_ago(now - seconds, seconds))
+                watcher._history.add(_hour_ago(now - seconds, seconds))
             return watcher
 
     with running(dashboard=Aged) as service:

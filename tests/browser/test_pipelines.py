@@ -295,7 +295,7 @@ class _Others:
         ]
         told = {**snapshot, "running": True, "sources": [source], "stages": stages}
         with closing(Watcher(pod="pod-2")) as watcher:
-            seen: Any = watcher._look({"pipeline": [told]})
+            seen: Any = watcher._view_of({"pipeline": [told]})
         self.told = [{**seen, "age": 0.1}]
 
     async def views(self) -> list[Any]:

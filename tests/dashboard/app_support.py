@@ -9,7 +9,6 @@ from typing import Any
 
 from seawall import guards
 from seawall.dashboard import Dashboard
-from seawall.dashboard.view_writer import ViewWriter
 from seawall.dashboard.views import FORMAT
 from seawall.runtime.policy import Policy
 from tests.web.support import Answer, answer_of, ask, http_scope
@@ -71,7 +70,6 @@ class FakeWatcher:
         self.closed = 0
         self.view: dict[str, Any] | None = None
         self.fails: Exception | None = None
-        self.writer = ViewWriter()
 
     def sample(self) -> dict[str, Any]:
         self.samples += 1

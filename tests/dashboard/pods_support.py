@@ -119,7 +119,7 @@ def new_pod(new_store: Callable[..., RedisStore]) -> Iterator[NewPod]:
         if clock is not None:
             clock.rule(store)
         made = StorePods(store, Shows(name, **more), every=every)
-        eventually(lambda: made._published and made._asking is not None and made._asking.done())
+        eventually(lambda: made._published and made._request is not None and made._request.done())
         return made
 
     yield make
@@ -129,7 +129,7 @@ def new_pod(new_store: Callable[..., RedisStore]) -> Iterator[NewPod]:
 
 def tell(pod: StorePods) -> None:
     """Let it tell its view now."""
-    run_in(pod._store._background, pod._tell, 5.0)
+    run_in(pod._store._background, pod._publish, 5.0)
 
 
 def read(pod: StorePods) -> list[View]:

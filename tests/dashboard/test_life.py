@@ -149,9 +149,9 @@ def test_a_child_process_knows_nothing_of_its_parents_loop():
         viewer = Viewer(app)
         await let_pass(0.5)
         await viewer.leave()
-        assert app._lives
+        assert app._samplers
         app._viewers.add(object())
         app._after_fork()
-        assert (app._lives, app._viewers) == ({}, set())
+        assert (app._samplers, app._viewers) == ({}, set())
 
     run_virtual(main())

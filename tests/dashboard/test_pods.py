@@ -157,7 +157,7 @@ def test_where_nobody_looks_little_is_told(new_pod: NewPod) -> None:
     assert read(one)[0]["every"] == 5.0
     assert SYSTEM.now() + 3 < two._due
     tell(two)
-    assert two._looked_at
+    assert two._has_viewers
     assert two._due < SYSTEM.now() + 1  # though it has told that five seconds may pass
     tell(two)
     assert read(one)[0]["every"] == 1.0
@@ -172,7 +172,7 @@ def test_the_mark_of_who_looks_goes_away(new_pod: NewPod, client: redis.Redis) -
     assert 10_000 < client.pttl(two._keys[2]) <= 15_000
     client.delete(two._keys[2])
     tell(two)
-    assert not two._looked_at
+    assert not two._has_viewers
     assert two._due < SYSTEM.now() + 1
     tell(two)
     assert two._due > SYSTEM.now() + 3
@@ -183,9 +183,9 @@ def test_a_tick_before_its_time_does_nothing(new_pod: NewPod) -> None:
     one = new_pod("one", every=0.01)
     tell(one)
     watcher: Any = one._watcher
-    before, asked = watcher.samples, one._asking
+    before, asked = watcher.samples, one._request
     SYSTEM.sleep(0.1)
-    assert (watcher.samples, one._asking) == (before, asked)
+    assert (watcher.samples, one._request) == (before, asked)
 
 
 def test_what_is_seldom_is_told_at_once_and_what_is_not_seldom_is_told_together(
@@ -221,7 +221,7 @@ def test_who_closes_need_not_wait_for_what_was_to_be_told(new_pod: NewPod) -> No
     """Closing does not wait for a view that was scheduled."""
     one, two = new_pod("one"), new_pod("two")
     emit(BreakerChanged, "vendor", before="closed", after="open", cause="failures", key=None)
-    eventually(lambda: two._alarm is not None)
+    eventually(lambda: two._timer is not None)
     began = SYSTEM.now()
     two.close()
     eventually(lambda: names(one) == [])
@@ -274,7 +274,7 @@ def test_a_watcher_that_fails_is_tried_again_when_it_is_time(
 def test_a_view_that_takes_long_is_told_seldom(new_pod: NewPod) -> None:
     """The store's thread has more to do: a fiftieth of its time is enough for this."""
     one, two = new_pod("one"), new_pod("two")
-    two._every, two._looked_at, two._cost = 1.0, True, 0.1
+    two._every, two._has_viewers, two._cost = 1.0, True, 0.1
     tell(two)
     assert read(one)[0]["every"] == 5.0
 
@@ -295,7 +295,7 @@ def test_a_child_process_is_another_pod(new_pod: NewPod) -> None:
             emit(
                 BreakerChanged, "vendor", before="closed", after="open", cause="failures", key=None
             )
-            eventually(lambda: two._published and two._asking is not None and two._asking.done())
+            eventually(lambda: two._published and two._request is not None and two._request.done())
         finally:
             os._exit(0)  # never go on as a second pytest
     os.waitpid(child, 0)

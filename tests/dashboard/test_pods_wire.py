@@ -21,7 +21,7 @@ from seawall.dashboard.pods.wire import (
     LONGEST_VIEW,
     PodReading,
     arrange_views,
-    is_rushed,
+    is_urgent,
     left_out,
     pack,
     read_reply,
@@ -97,9 +97,9 @@ def test_a_large_view_is_told_with_less() -> None:
 def test_a_rushed_view_is_one_like_any_other() -> None:
     """It says that it is to be read before others, packed or not."""
     for told in (view("a"), view("b", guards=[guard(f"g{n}") for n in range(50)])):
-        plainly, rushed = pack(told, 1.0), pack(told, 1.0, rushed=True)
-        assert (is_rushed(plainly), is_rushed(rushed)) == (False, True)
-        assert unpack(plainly) == unpack(rushed)
+        plainly, urgent = pack(told, 1.0), pack(told, 1.0, urgent=True)
+        assert (is_urgent(plainly), is_urgent(urgent)) == (False, True)
+        assert unpack(plainly) == unpack(urgent)
 
 
 def test_what_json_has_no_word_for_does_not_keep_a_view_from_being_told() -> None:
@@ -220,11 +220,11 @@ def test_without_the_process_names_are_not_distinct(monkeypatch: pytest.MonkeyPa
 @examples(200)
 def test_all_that_live_are_shown_and_nothing_of_the_gone_as_if_it_were_so_now(
     pods: list[PodReading],
-    believing: bool,  # noqa: FBT001 - chosen by Hypothesis
+    is_settling: bool,  # noqa: FBT001 - chosen by Hypothesis
 ) -> None:
     """Pods that published in time are shown; the others with the time they went."""
-    views = arrange_views(pods, NOW, "web", believing=believing)
-    live = [one for one in pods if believing or not one.late(NOW)]
+    views = arrange_views(pods, NOW, "web", is_settling=is_settling)
+    live = [one for one in pods if is_settling or not one.late(NOW)]
     assert sum("gone" not in one for one in views) == len(live)
     for one in views:
         assert not one["operable"]
@@ -290,9 +290,9 @@ class _Reader(StorePods):
         self.read.append(seen["pod"]["name"])
         return seen
 
-    def turn(self, at: int, rushed: str = "") -> list[str]:
+    def turn(self, at: int, urgent: str = "") -> list[str]:
         told = [
-            wire.PodData(name, at, pack(view(name, at=float(at)), 1.0, rushed=name == rushed))
+            wire.PodData(name, at, pack(view(name, at=float(at)), 1.0, urgent=name == urgent))
             for name in "abcde"
         ]
         self.read = []
@@ -309,8 +309,8 @@ def test_many_pods_are_read_in_turn_and_the_urgent_one_at_once(
     reader = _Reader(monkeypatch)
     assert reader.turn(1) == list("abcde")
     assert [reader.turn(2), reader.turn(3), reader.turn(4)] == [["a", "b"], ["c", "d"], ["e", "a"]]
-    assert reader.turn(5, rushed="a") == ["a", "b"]
-    assert reader.turn(6, rushed="d")[0] == "d"
+    assert reader.turn(5, urgent="a") == ["a", "b"]
+    assert reader.turn(6, urgent="d")[0] == "d"
 
 
 def test_without_a_bound_all_pods_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

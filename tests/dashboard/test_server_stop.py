@@ -53,11 +53,11 @@ class ViewSource:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=60)
         self._stream: HTTPResponse | None = None
 
-    def look(self) -> None:
+    def record_viewer(self) -> None:
         """Open the stream, when the server is up, and read its first message."""
-        eventually(self._looks, 60.0)
+        eventually(self._readings, 60.0)
 
-    def _looks(self) -> bool:
+    def _readings(self) -> bool:
         try:
             self._connection.request("GET", "/seawall/events")
             self._stream = self._connection.getresponse()
@@ -110,7 +110,7 @@ def watched(server: str, app: str = "app") -> Iterator[ViewSource]:
     )
     made = ViewSource(process, port)
     try:
-        made.look()
+        made.record_viewer()
         yield made
     finally:
         made.close()
@@ -280,6 +280,6 @@ def test_a_stream_that_is_opened_after_the_signal_ends_at_once(handled: list[int
 
 async def live_message(dashboard: Dashboard) -> object:
     """Return the first frame for a viewer that connects now; None without one."""
-    live = dashboard._live()
-    frame = await live.first(live.look())
+    live = dashboard._sampler()
+    frame = await live.first(live.record_viewer())
     return None if live.broadcast.over else frame

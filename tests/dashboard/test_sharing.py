@@ -41,7 +41,7 @@ def names(app: Dashboard) -> list[str]:
 
     async def main() -> list[str]:
         shown = await views(app)
-        await app._lives[asyncio.get_running_loop()].stop()
+        await app._samplers[asyncio.get_running_loop()].stop()
         return [f"({one['pod']['name']})" if "gone" in one else one["pod"]["name"] for one in shown]
 
     return asyncio.run(main())
@@ -93,7 +93,7 @@ def test_pods_that_share_a_store_are_shown_by_each(new_store: NewStore) -> None:
 def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -> None:
     """All loops share one watcher; once the dashboard is closed, the pod is gone."""
     one, two = dashboard(new_store(), "one"), dashboard(new_store(), "two")
-    first = two._telling
+    first = two._publishing
     assert first is not None
 
     async def look_and_close() -> None:
@@ -104,14 +104,14 @@ def test_one_watcher_serves_all_loops_until_the_last_ends(new_store: NewStore) -
         await views(two)
 
     asyncio.run(look())
-    assert two._telling is first
+    assert two._publishing is first
     eventually(lambda: names(one) == ["one", "two"])
     asyncio.run(look_and_close())
-    assert two._telling is None
+    assert two._publishing is None
     eventually(lambda: names(one) == ["one"])
-    assert first[0]._happenings._end.alive is False
+    assert first[0]._events._end.alive is False
     asyncio.run(look())
-    assert two._telling is not first
+    assert two._publishing is not first
     eventually(lambda: names(one) == ["one", "two"])
     two.close()
     two.close()

@@ -94,7 +94,7 @@ def test_the_past_of_other_pods_is_kept_too(monkeypatch: pytest.MonkeyPatch):
             assert list(past) == ["here", "a", "b"]
             assert [len(past[pod]["at"]) for pod in ("a", "b")] == [5, 1]
             assert message["views"][1]["age"] == 3
-            monkeypatch.setattr(sampler, "LARGEST_PAST", 100)
+            monkeypatch.setattr(sampler, "LARGEST_HISTORY", 100)
             await let_pass(1.0)
             assert list((await get(app, "/state")).json()["history"]) == ["here", "a"]
             others.views_told = []

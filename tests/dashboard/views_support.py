@@ -50,8 +50,8 @@ class Pair:
         """Let time pass, and sample an invented snapshot."""
         self.wall.now += seconds
         self.clock.advance(seconds)
-        self.watcher._happenings.take_in()
-        return self.watcher._look(snapshot)
+        self.watcher._events.process_recorded()
+        return self.watcher._view_of(snapshot)
 
 
 @cache

@@ -127,7 +127,7 @@ class Dashboard:
         templates of addresses, with `{kind}` (of a problem) and `{trace_id}` in them: the page
         links to both.
         """
-        self._door = Authorization(allow, operate, local=local, clock=current_clock())
+        self._authorization = Authorization(allow, operate, local=local, clock=current_clock())
         self._sessions = Sessions(secret, origins)
         if shared is not None and pods is not None:
             raise ValueError("shared and pods: give one of them; a store is a source of pods")
@@ -145,9 +145,9 @@ class Dashboard:
         self._pods: Any = pods
         self._acts_elsewhere = callable(getattr(pods, "act", None))
         self._mutex = Mutex()
-        self._telling: tuple[Watcher, StorePods] | None = None
-        self._untell: finalize[..., Any] | None = None
-        self._lives: dict[asyncio.AbstractEventLoop, Sampler] = {}
+        self._publishing: tuple[Watcher, StorePods] | None = None
+        self._stop_publishing: finalize[..., Any] | None = None
+        self._samplers: dict[asyncio.AbstractEventLoop, Sampler] = {}
         self._viewers: set[Stream] = set()
         # The deadline of the request that starts the sampling must not apply to the sampling.
         self._context = copy_context()
@@ -156,8 +156,8 @@ class Dashboard:
             self._publisher()
 
     def __repr__(self) -> str:
-        who = "this machine" if self._door.local else "whom allow() lets in"
-        acts = "read only" if self._door.operate is None else "operate() says who acts"
+        who = "this machine" if self._authorization.local else "whom allow() lets in"
+        acts = "read only" if self._authorization.operate is None else "operate() says who acts"
         return f"<Dashboard {self.title!r}: for {who}, {acts}, {len(self._viewers)} look>"
 
     # Extension points for subclasses
@@ -183,8 +183,8 @@ class Dashboard:
 
     async def __aenter__(self) -> Self:
         """Start sampling: in the lifespan of the app that it is mounted in."""
-        self._door.check_exposure()
-        self._live()
+        self._authorization.check_exposure()
+        self._sampler()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -195,10 +195,10 @@ class Dashboard:
 
         If no other loop is active, this pod is reported as gone, as by `close`.
         """
-        live = self._lives.pop(asyncio.get_running_loop(), None)
-        if live is not None:
-            await live.stop()
-        if not any(other.on for loop, other in self._lives.items() if not loop.is_closed()):
+        sampler = self._samplers.pop(asyncio.get_running_loop(), None)
+        if sampler is not None:
+            await sampler.stop()
+        if not any(other.on for loop, other in self._samplers.items() if not loop.is_closed()):
             self.close()
 
     def close(self) -> None:
@@ -207,37 +207,37 @@ class Dashboard:
         From any thread. The store stays open, and the next request starts everything anew.
         """
         with self._mutex:
-            untell, self._telling, self._untell = self._untell, None, None
-        if untell is not None:
-            untell()
-        for loop, live in list(self._lives.items()):
+            stop, self._publishing, self._stop_publishing = self._stop_publishing, None, None
+        if stop is not None:
+            stop()
+        for loop, sampler in list(self._samplers.items()):
             if not loop.is_closed():
-                loop.call_soon_threadsafe(live.cancel)
+                loop.call_soon_threadsafe(sampler.cancel)
 
     def end_streams(self) -> None:
         """End all streams, from any thread: before a server is asked to stop.
 
         Browsers reconnect their viewers, if the service is still there.
         """
-        for loop, live in list(self._lives.items()):
+        for loop, sampler in list(self._samplers.items()):
             if not loop.is_closed():
-                loop.call_soon_threadsafe(live.end_streams)
+                loop.call_soon_threadsafe(sampler.end_streams)
 
-    def _live(self) -> Sampler:
+    def _sampler(self) -> Sampler:
         """Return the sampler of this event loop; start it if it is not running."""
         loop = asyncio.get_running_loop()
-        live = self._lives.get(loop)
-        if live is not None and live.on:
-            return live
-        for other in [known for known in self._lives if known.is_closed()]:
-            self._lives.pop(other, None)
-        live = self._lives[loop] = self._new_live()
-        return live
+        sampler = self._samplers.get(loop)
+        if sampler is not None and sampler.on:
+            return sampler
+        for other in [known for known in self._samplers if known.is_closed()]:
+            self._samplers.pop(other, None)
+        sampler = self._samplers[loop] = self._new_sampler()
+        return sampler
 
-    def _new_live(self) -> Sampler:
+    def _new_sampler(self) -> Sampler:
         shared = self._shared is not None
         watcher, pods = self._publisher() if shared else (self._new_watcher(), self._pods)
-        operates = self._door.operate is not None
+        operates = self._authorization.operate is not None
         return Sampler(
             watcher,
             pods,
@@ -245,7 +245,7 @@ class Dashboard:
             every=self.every,
             operable=(operates, operates and self._acts_elsewhere),
             extra=type(self)._extra,  # noqa: SLF001 - of a subclass
-            tell=self._door.tell,
+            report=self._authorization.report,
             context=self._context.copy(),
             shared=shared,
             shows_itself=self._shows_itself,
@@ -258,19 +258,19 @@ class Dashboard:
         from seawall.dashboard.pods.store_pods import StorePods
 
         with self._mutex:
-            if self._telling is None:
+            if self._publishing is None:
                 watcher = self._new_watcher()
                 pods = StorePods(self._shared, watcher, every=self.every)
-                self._telling = watcher, pods
+                self._publishing = watcher, pods
                 # The store keeps a reference to the publisher, so a dropped dashboard would not end
                 # it.
-                self._untell = finalize(self, _end_all, pods, watcher)
-                self._untell.atexit = False
-            return self._telling
+                self._stop_publishing = finalize(self, _end_all, pods, watcher)
+                self._stop_publishing.atexit = False
+            return self._publishing
 
     def _after_fork(self) -> None:
         self._mutex = Mutex()
-        self._lives = {}
+        self._samplers = {}
         self._viewers = set()
 
     # Requests
@@ -295,7 +295,7 @@ class Dashboard:
                 try:
                     await self.__aenter__()
                 except Exception as error:  # noqa: BLE001 - reported to the server, which ends
-                    self._door.tell("start", logging.ERROR, "%s", error)
+                    self._authorization.report("start", logging.ERROR, "%s", error)
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
                 await send({"type": "lifespan.startup.complete"})
@@ -308,7 +308,7 @@ class Dashboard:
         visit = Visit.of(scope)
         head = visit.method == "HEAD"
         try:
-            await self._door.admit(visit)
+            await self._authorization.admit(visit)
             await self._route(visit, receive, send, head=head)
         except RequestRefused as refusal:
             await send_refusal(send, refusal, head=head)
@@ -340,8 +340,10 @@ class Dashboard:
         if name in _DOCUMENTS:
             document: dict[str, Any] = getattr(self, _DOCUMENTS[name])(visit)
             return document
-        payloads = await self._door.operator(visit) is not None
-        return await WORK_READS[name](visit.query, payloads=payloads, tell=self._door.tell)
+        payloads = await self._authorization.operator(visit) is not None
+        return await WORK_READS[name](
+            visit.query, payloads=payloads, report=self._authorization.report
+        )
 
     async def _page(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
         path: str = visit.scope["path"]
@@ -357,22 +359,22 @@ class Dashboard:
         await send_answer(send, 200, page.kind, body, head=head)
 
     async def _session(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
-        operator = await self._door.operator(visit)
+        operator = await self._authorization.operator(visit)
         token, more = ("", []) if operator is None else self._sessions.open(visit, operator)
         body = to_json({"operator": operator, "token": token})
         await send_answer(send, 200, JSON, body, more=more, head=head)
 
     async def _state(self, visit: Visit, _receive: Receive, send: Send, *, head: bool) -> None:
-        operator = await self._door.operator(visit)
-        live = self._live()
+        operator = await self._authorization.operator(visit)
+        sampler = self._sampler()
         try:
             async with asyncio.timeout(FIRST_WITHIN):
-                frame = await live.first(await live.look_once())
+                frame = await sampler.first(await sampler.record_single_viewer())
         except TimeoutError:
-            frame = live.broadcast.frame
+            frame = sampler.broadcast.frame
         if frame is None:
             raise unavailable("There is nothing to show yet.")
-        message = await frame.message(operator, live.history())
+        message = await frame.message(operator, sampler.history())
         await send_answer(send, 200, JSON, message, head=head)
 
     def _hours(self, visit: Visit) -> dict[str, Any]:
@@ -381,7 +383,7 @@ class Dashboard:
         if step is None or not guard:
             example = f"hours?guard=vendor&span={' or '.join(spans)}"
             raise RequestRefused(400, "Bad request", f"Name a guard and a span: {example}.")
-        pods = self._live().hours(step.span, shown(guard, LONGEST_NAME))
+        pods = self._sampler().hours(step.span, shown(guard, LONGEST_NAME))
         return {"guard": guard[:LONGEST_NAME], "step": step.seconds, "pods": pods}
 
     def _audit(self, visit: Visit) -> dict[str, Any]:
@@ -402,14 +404,14 @@ class Dashboard:
 
     def _tune(self, visit: Visit) -> dict[str, Any]:
         """Return proposals that are not proven: a simulation takes too long for a page."""
-        from seawall.tune.measurements import measured_of, tuning_snapshot
+        from seawall.tune.measurements import measurements_of, tuning_snapshot
         from seawall.tune.proposals import propose
 
         name, pod = visit.query.get("guard"), visit.query.get("pod")
         if not name:
             raise RequestRefused(400, "Bad request", "Name a guard: tune?guard=vendor.")
-        here = self._shows_itself and pod in (None, self._live().watcher.pod)
-        found = [propose(one) for one in measured_of(tuning_snapshot(name) if here else {})]
+        here = self._shows_itself and pod in (None, self._sampler().watcher.pod)
+        found = [propose(one) for one in measurements_of(tuning_snapshot(name) if here else {})]
         proposals = [
             {
                 "place": proposal.place,
@@ -428,48 +430,48 @@ class Dashboard:
             return
         if len(self._viewers) >= self.max_viewers:
             raise unavailable(f"{self.max_viewers} look already.")
-        live = self._live()
+        sampler = self._sampler()
 
         async def ask() -> str | None:
-            await self._door.admit(visit)
-            return await self._door.operator(visit)
+            await self._authorization.admit(visit)
+            return await self._authorization.operator(visit)
 
-        live.end_with_server()
-        stream = Stream(live.broadcast, send, ask, live.history, live.look())
+        sampler.end_with_server()
+        stream = Stream(sampler.broadcast, send, ask, sampler.history, sampler.record_viewer())
         self._viewers.add(stream)
         try:
-            await stream.run(receive, await self._door.operator(visit))
+            await stream.run(receive, await self._authorization.operator(visit))
         finally:
             self._viewers.discard(stream)
 
     # Actions
 
     async def _posted(self, name: str, visit: Visit, receive: Receive) -> dict[str, Any]:
-        operator = await self._door.operator(visit)
+        operator = await self._authorization.operator(visit)
         if operator is None:
             raise forbidden("You may look, but not act.")
         self._sessions.check(visit, operator)
         body = await json_body(visit, receive)
         if name == "keys":
-            return await answer_about_keys(body, operator, visit.client, self._door.tell)
+            return await answer_about_keys(body, operator, visit.client, self._authorization.report)
         if name == "work":
-            return await act_on_work(body, operator, visit.client, self._door.tell)
+            return await act_on_work(body, operator, visit.client, self._authorization.report)
         if name != "act":
             try:
                 return await self._post(name, body, operator)
             except ValueError as error:
                 raise unprocessable(str(error)[:500]) from error
         asked = parse_action(body)
-        live = self._live()
-        view = live.watcher.sample()  # what is offered depends on the current state
+        sampler = self._sampler()
+        view = sampler.watcher.sample()  # what is offered depends on the current state
         if asked.pod == view["pod"]["name"]:
             done = act_here(asked, view, operator, visit.client)
         else:
             if not self._acts_elsewhere:
                 raise RequestRefused(409, "Conflict", NOT_FROM_HERE)
-            done = await act_on_pod(asked, self._pods, self._door.tell)
+            done = await act_on_pod(asked, self._pods, self._authorization.report)
             log_action(asked, operator, visit.client)
-        live.hurry()
+        sampler.sample_soon()
         return {"done": done}
 
 

@@ -74,7 +74,7 @@ class Authorization:
         self.local = check.flag("local", local)
         self._clock = clock
         self._exposed: str | None = None
-        self._look_at = NEVER_YET
+        self._check_at = NEVER_YET
         self._quiet: dict[str, float] = {}
         if allow is None and not local:
             raise ValueError(
@@ -87,26 +87,26 @@ class Authorization:
     def check_exposure(self) -> None:
         """Raise RuntimeError if only this machine may look, but others can reach this process."""
         if self.local:
-            self._look_at = NEVER_YET
-            reached = self._look()
-            self._look_at = NEVER_YET  # most servers bind after the start: a request looks again
+            self._check_at = NEVER_YET
+            reached = self._exposed_address()
+            self._check_at = NEVER_YET  # most servers bind after the start: a request looks again
             if reached is not None:
                 raise RuntimeError(f"Dashboard(local=True): {_exposure(reached)}")
 
-    def _look(self) -> str | None:
+    def _exposed_address(self) -> str | None:
         """Return an address at which others reach this process; once found, it is remembered."""
         now = self._clock.now()
-        if self._exposed is None and now >= self._look_at:
-            self._look_at = now + LOOKED_AGAIN
+        if self._exposed is None and now >= self._check_at:
+            self._check_at = now + LOOKED_AGAIN
             self._exposed = listens_beyond_loopback()
         return self._exposed
 
     async def admit(self, visit: Visit) -> None:
         """Return if this request may look; otherwise raise `RequestRefused`."""
         if self.local:
-            reached = self._look()
+            reached = self._exposed_address()
             if reached is not None:
-                self.tell("exposed", logging.ERROR, "local=True, but %s", _exposure(reached))
+                self.report("exposed", logging.ERROR, "local=True, but %s", _exposure(reached))
                 raise forbidden("Other machines reach this service: this page is not for them.")
             wrong = _not_local(visit)
             if wrong:
@@ -137,17 +137,17 @@ class Authorization:
         except RequestRefused:
             raise
         except Exception as error:  # noqa: BLE001 - any failure means no permission
-            self.tell(name, logging.ERROR, "%s() failed, so it is refused: %r", name, error)
+            self.report(name, logging.ERROR, "%s() failed, so it is refused: %r", name, error)
             return None
         wanted = "True or False" if name == "allow" else "the operator's name, or None"
         if answer is not None and not isinstance(answer, bool if name == "allow" else (bool, str)):
-            self.tell(
+            self.report(
                 name, logging.ERROR, "%s() returned %r, so it is refused; return %s",
                 name, type(answer), wanted
             )  # fmt: skip
         return answer
 
-    def tell(self, about: str, level: int, message: str, *arguments: object) -> None:
+    def report(self, about: str, level: int, message: str, *arguments: object) -> None:
         """Log a problem, unless it was logged a moment ago."""
         now = self._clock.now()
         if now >= self._quiet.get(about, now):

@@ -15,7 +15,7 @@ from typing import Final
 
 from seawall import events
 from seawall._forks import survives_fork
-from seawall.dashboard.events import listen
+from seawall.dashboard.events import subscribe_weakly
 
 RARE: Final = (
     events.BreakerChanged,
@@ -45,16 +45,18 @@ EXACT: Final = 0.001
 class EventDebounce:
     """Calls back, in the event loop where it was created, after a rare event."""
 
-    def __init__(self, soonest: Callable[[], float | None], then: Callable[[], object]) -> None:
-        """Call `then()`, at the earliest in `soonest()` seconds; not at all if that is None."""
-        self._soonest = soonest
+    def __init__(
+        self, seconds_to_next: Callable[[], float | None], then: Callable[[], object]
+    ) -> None:
+        """Call `then()`, not before `seconds_to_next()` seconds; not at all if that is None."""
+        self._seconds_to_next = seconds_to_next
         self._then = then
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = False
+        self._is_due = False
         """Whether a callback is already due: further events change nothing."""
         self._over = False
-        self._end = listen(self, *RARE)
+        self._end = subscribe_weakly(self, self._note, *RARE)
         survives_fork(self)
 
     def close(self) -> None:
@@ -64,11 +66,11 @@ class EventDebounce:
         if self._timer is not None:
             self._timer.cancel()
 
-    def hear(self, _event: events.Event | None = None, /) -> None:
+    def _note(self, _event: events.Event) -> None:
         """Record an event, from any thread: it may hold any lock."""
-        if self._heard or self._over:
+        if self._is_due or self._over:
             return
-        self._heard = True
+        self._is_due = True
         try:
             self._loop.call_soon_threadsafe(self._later, TOGETHER)
         except RuntimeError:
@@ -76,11 +78,11 @@ class EventDebounce:
 
     def _later(self, least: float) -> None:
         """Call back, or wait while it is too soon."""
-        wait = None if self._over else self._soonest()
+        wait = None if self._over else self._seconds_to_next()
         if wait is not None and max(wait, least) > EXACT:
             self._timer = self._loop.call_later(max(wait, least), self._later, 0.0)
             return
-        self._heard = False  # later events cause the next call
+        self._is_due = False  # later events cause the next call
         if wait is not None:
             self._then()
 

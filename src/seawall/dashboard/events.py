@@ -17,8 +17,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
-from weakref import finalize, ref
+from typing import Any, Final, NamedTuple
+from weakref import WeakMethod, finalize
 
 from seawall import events
 from seawall.dashboard import wording as say
@@ -54,11 +54,11 @@ class RecordedEvent(NamedTuple):
 
 
 class EventHistory:
-    """The latest entries. `take_in` and `latest` are not safe for concurrent use."""
+    """The latest entries. `process_recorded` and `latest` are not safe for concurrent use."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self._heard: deque[RecordedEvent] = deque(maxlen=MOST_HAPPENINGS)
+        self._recorded: deque[RecordedEvent] = deque(maxlen=MOST_HAPPENINGS)
         self._known: dict[tuple[str, str], PodEvent] = {}
         """The latest entry of each subject, in order of their start."""
         self._past: deque[PodEvent] = deque(maxlen=MOST_HAPPENINGS)
@@ -68,11 +68,9 @@ class EventHistory:
         """The traces in which they started, by the same key, if there was one."""
         self.differing: dict[tuple[str, str], float] = {}
         """By guard and policy, when pods were reported to disagree on its settings."""
-        self.touched: set[str] = set()
-        """The guards with events between the last two calls of `take_in`."""
-        self.changes = 0
-        """Number of observed changes of settings."""
-        self._end = listen(self, *_SENTENCES)
+        self.changed_guards: set[str] = set()
+        """The guards with events between the last two calls of `process_recorded`."""
+        self._end = subscribe_weakly(self, self._record, *_SENTENCES)
 
     def close(self) -> None:
         """Stop listening."""
@@ -80,28 +78,28 @@ class EventHistory:
 
     def forget(self) -> None:
         """Forget everything so far: in a child process, it happened to the parent."""
-        self._heard = deque(maxlen=MOST_HAPPENINGS)
+        self._recorded = deque(maxlen=MOST_HAPPENINGS)
         self._past = deque(maxlen=MOST_HAPPENINGS)
         self._known, self.began, self.traces, self.differing = {}, {}, {}, {}
 
-    def hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         """Record an event, from any thread: it may hold any lock, so this must not block."""
-        self._heard.append(RecordedEvent(self._wall(), event, _current_trace()))
+        self._recorded.append(RecordedEvent(self._wall(), event, _current_trace()))
 
     def note(self, where: str, tone: Tone, what: str) -> None:
         """Add an entry for which there is no event."""
         self._add(self._wall(), where, Sentence(tone, what), "")
 
-    def take_in(self) -> None:
+    def process_recorded(self) -> None:
         """Turn the events recorded since the last call into entries."""
-        self.touched = set()
-        while self._heard:
-            at, event, trace = self._heard.popleft()
+        self.changed_guards = set()
+        while self._recorded:
+            at, event, trace = self._recorded.popleft()
             say_it = _SENTENCES.get(type(event))
             if say_it is None:
                 continue
             where = event.guard
-            self.touched.add(where)
+            self.changed_guards.add(where)
             try:
                 said = say_it(event)
                 if isinstance(event, events.StoreModeChanged):
@@ -142,7 +140,6 @@ class EventHistory:
         if isinstance(event, events.SettingsDiffer) and len(self.differing) < MOST_BEGINNINGS:
             self.differing[event.guard, event.policy] = at
         elif isinstance(event, events.SettingsChanged):
-            self.changes += 1
             self.differing.pop((event.guard, event.policy), None)
         for what, lasts in _lasting(event):
             if not lasts:
@@ -184,23 +181,21 @@ def _current_trace() -> str:
     return known
 
 
-class Hears(Protocol):
-    """A listener: it is called in any thread, which may hold any lock."""
+def subscribe_weakly(
+    owner: object, listener: Callable[[Any], object], *types: type[Event]
+) -> finalize[..., Any]:
+    """Pass these events to a method of `owner` without keeping that alive; return what ends it.
 
-    def hear(self, event: Event, /) -> None:
-        """Handle one event."""
+    The method is called in any thread, which may hold any lock.
+    """
+    method = WeakMethod(listener)
 
+    def call(event: Event) -> None:
+        listener = method()
+        if listener is not None:
+            listener(event)
 
-def listen(hears: Hears, *types: type[Event]) -> finalize[..., Any]:
-    """Pass these events to `hears` without keeping it alive; return a function that ends it."""
-    me = ref(hears)
-
-    def heard(event: Event) -> None:
-        alive = me()
-        if alive is not None:
-            alive.hear(event)
-
-    end = finalize(hears, subscribe(heard, *types))
+    end = finalize(owner, subscribe(call, *types))
     end.atexit = False
     return end
 

@@ -56,29 +56,18 @@ class PodHistory:
         self._at: deque[float] = deque(maxlen=keep)
         self._guards: dict[str, _Track] = {}
         self._rows: dict[str, _Track] = {}
-        self._last: dict[str, tuple[GuardView, Point]] = {}
         self._hours = tuple(CoarseHistory(step) for step in STEPS)
 
     def add(self, view: View) -> int:
         """Add a view; return the number of guards and rows without room."""
         before = len(self._at)
         self._at.append(view["at"])
-        guards = self._points_of(view["guards"])
+        guards = {guard["name"]: _guard_point(guard) for guard in view["guards"]}
         rows = {name: (_rounded(track),) for name, track in tracks_of(view)}
         left_out = self._follow(self._guards, guards, _NO_GUARD, before, MOST_GUARDS)
         for hours in self._hours:
             hours.add(view["at"], guards)
         return left_out + self._follow(self._rows, rows, _NO_ROW, before, MOST_TRACKS)
-
-    def _points_of(self, guards: Iterable[GuardView]) -> dict[str, Point]:
-        """Return the points of guards; a guard that was not read again keeps its point."""
-        before, self._last = self._last, {}
-        for guard in guards:
-            name = guard["name"]
-            known = before.get(name)
-            same = known is not None and known[0] is guard
-            self._last[name] = known if known is not None and same else (guard, _guard_point(guard))
-        return {name: point for name, (_, point) in self._last.items()}
 
     def _follow(
         self,
@@ -145,16 +134,8 @@ class CoarseHistory:
             begun = None
         if begun is None:
             self._begun = at - at % self.step.seconds
-        sums = self._sums
         for name, point in guards.items():
-            known = sums.get(name)
-            if known is None:
-                sums[name] = _Sum(point)
-            elif known.last is point:
-                known.times += 1
-            else:
-                known.count()
-                known.last, known.times = point, 1
+            self._sums.setdefault(name, _Sum()).add(point)
 
     def _close(self, at: float) -> None:
         """Make a coarse point of what was added since the last one."""
@@ -187,34 +168,28 @@ class CoarseHistory:
 class _Sum:
     """Values of a guard since the last coarse point."""
 
-    __slots__ = ("_breaker", "_p50", "_p99", "_rates", "_seen", "_timed", "last", "times")
+    __slots__ = ("_breaker", "_p50", "_p99", "_rates", "_seen", "_timed")
 
-    def __init__(self, point: Point) -> None:
-        self.last = point
-        """It was seen `times` times in a row, and is not counted yet."""
-        self.times = 1
+    def __init__(self) -> None:
         self._seen = self._timed = self._breaker = 0
         self._rates = [0.0] * len(_RATES)
         self._p50 = 0.0
         self._p99 = nan
 
-    def count(self) -> None:
-        """Count the last point as often as it was seen."""
-        times = self.times
-        *rates, p50, p99, state = self.last
-        self._seen += times
+    def add(self, point: Point) -> None:
+        *rates, p50, p99, state = point
+        self._seen += 1
         for place, rate in enumerate(rates):
-            self._rates[place] += rate * times
+            self._rates[place] += rate
         if p50 is not None:
-            self._p50 += p50 * times
-            self._timed += times
+            self._p50 += p50
+            self._timed += 1
         if p99 is not None:
             self._p99 = p99 if isnan(self._p99) else max(self._p99, p99)
         if state in _STATES:
             self._breaker = max(self._breaker, _STATES.index(state))
 
     def point(self) -> tuple[list[float], int]:
-        self.count()
         p50 = self._p50 / self._timed if self._timed else nan
         return [*(rate / self._seen for rate in self._rates), p50, self._p99], self._breaker
 
@@ -308,7 +283,7 @@ def _make_room(tracks: dict[str, _Track], points: Mapping[str, Any]) -> bool:
     return True
 
 
-MOST_PASTS: Final = 16
+MOST_HISTORIES: Final = 16
 """Maximum number of other pods whose history is kept here."""
 MOST_CURVES: Final = 4000
 """Maximum number of curves of all these pods: a pod may report much more than is ever viewed."""
@@ -318,12 +293,12 @@ class OtherHistories:
     """The histories of other pods, for one event loop."""
 
     def __init__(self) -> None:
-        self._pasts: dict[str, PodHistory] = {}
+        self._other_histories: dict[str, PodHistory] = {}
         self._last_at: dict[str, float] = {}
 
     def histories(self) -> Iterator[tuple[str, History]]:
         """Yield the name and history of each pod."""
-        for name, tracks in self._pasts.items():
+        for name, tracks in self._other_histories.items():
             yield name, tracks.history
 
     def hours(self, span: float, guard: str) -> Iterator[tuple[str, Any]]:
@@ -331,7 +306,7 @@ class OtherHistories:
 
         It starts with the first viewer here: other pods are fetched only while there are viewers.
         """
-        for name, tracks in self._pasts.items():
+        for name, tracks in self._other_histories.items():
             known = tracks.hours(span, guard)
             if known is not None:
                 yield name, known
@@ -340,14 +315,16 @@ class OtherHistories:
         """Add the new samples of these pods, and forget pods that are gone."""
         kept: dict[str, View] = {}
         room = MOST_CURVES
-        for view in views[:MOST_PASTS]:
+        for view in views[:MOST_HISTORIES]:
             rows = sum(map(len, view["sections"].values()))
             room -= len(GuardTrack.__annotations__) * len(view["guards"]) + rows
             if room >= 0:
                 kept[view["pod"]["name"]] = view
-        self._pasts = {name: self._pasts.get(name) or PodHistory() for name in kept}
+        self._other_histories = {
+            name: self._other_histories.get(name) or PodHistory() for name in kept
+        }
         self._last_at = {name: at for name, at in self._last_at.items() if name in kept}
         for name, view in kept.items():
             if view["at"] > self._last_at.get(name, 0.0):
                 self._last_at[name] = view["at"]
-                self._pasts[name].add(view)
+                self._other_histories[name].add(view)

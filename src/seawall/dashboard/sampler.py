@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MOST_PODS: Final = 100
 """Maximum number of pods that are shown beside this one."""
-LARGEST_PAST: Final = 1_000_000
+LARGEST_HISTORY: Final = 1_000_000
 """Maximum size in bytes of all histories at the start of a stream; this pod's own is always sent.
 """
 
@@ -63,7 +63,7 @@ PODS_FAIL_AFTER: Final = 5.0
 """Seconds after which a source of pods that does not answer is a problem."""
 EXTRA_WITHIN: Final = 1.0
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class PodSource(Protocol):
@@ -90,7 +90,7 @@ class Sampler:
         every: float,
         operable: tuple[bool, bool],
         extra: Callable[[Any], Awaitable[dict[str, Any] | None]],
-        tell: Tell,
+        report: Report,
         context: Context,
         shared: bool,
         shows_itself: bool,
@@ -111,30 +111,30 @@ class Sampler:
         self._every = every
         self._operable = operable
         self._extra = extra
-        self._tell = tell
+        self._report = report
         self._shared = shared
-        self._hurry = asyncio.Event()
+        self._wake = asyncio.Event()
         self._number = 0
         self._sampling = False
         self._sampled_at = float("-inf")
         self._cost = 0.0
         self._writing = 0.0
-        self._looked_at = float("-inf")
-        self._blind = False
+        self._viewed_at = float("-inf")
+        self._is_unwatched = False
         self._owner = owner
         self._links = links
         self._others: list[View] = []
-        self._known: tuple[float, list[View]] = (0.0, [])
-        self._past: tuple[int, bytes] = (-1, b"")
+        self._last_known: tuple[float, list[View]] = (0.0, [])
+        self._history_json: tuple[int, bytes] = (-1, b"")
         self._shows_itself = shows_itself
-        self._pasts = OtherHistories()
-        self._asking: asyncio.Task[list[View]] | None = None
-        self._asked_at = 0.0
+        self._other_histories = OtherHistories()
+        self._fetching: asyncio.Task[list[View]] | None = None
+        self._fetch_began = 0.0
         self._pods_trouble: PodTrouble | None = None
         self._began_at = 0.0
-        self._stored = StoreQueries(context)
-        self._writer = ViewWriter(lambda: watcher.writer)
-        self._rush = EventDebounce(self._soonest, self.hurry)
+        self._store_queries = StoreQueries(context)
+        self._writer = ViewWriter()
+        self._debounce = EventDebounce(self._seconds_to_next, self.sample_soon)
         self._server_stop = ServerStop.of_this_loop()
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
 
@@ -143,14 +143,14 @@ class Sampler:
         """Whether it is sampling."""
         return not self._task.done()
 
-    def hurry(self) -> None:
+    def sample_soon(self) -> None:
         """Take the next sample now."""
-        self._hurry.set()
+        self._wake.set()
 
-    def _soonest(self) -> float | None:
+    def _seconds_to_next(self) -> float | None:
         """Return the seconds until the next sample is allowed; None if there are no viewers."""
         now = asyncio.get_running_loop().time()
-        if not self._watched(now):
+        if not self._has_viewers(now):
             return None
         return self._began_at + max(APART, self._cost / SHARE) - now
 
@@ -165,36 +165,36 @@ class Sampler:
         self.broadcast.frame = before.frame
         before.end()
 
-    def look(self) -> int:
+    def record_viewer(self) -> int:
         """Record a viewer; return the number of the last frame that is too old for it.
 
         Without viewers, other pods are not fetched, so a new viewer waits for a new frame.
         """
         now = asyncio.get_running_loop().time()
-        fresh = self.pods is None or self._watched(now)
-        self._looked_at = now
+        fresh = self.pods is None or self._has_viewers(now)
+        self._viewed_at = now
         if fresh:
             return -1
-        self.hurry()
-        return self._number + self._blind
+        self.sample_soon()
+        return self._number + self._is_unwatched
 
-    async def look_once(self) -> int:
+    async def record_single_viewer(self) -> int:
         """Record a viewer of one frame; wait briefly until the stores have answered.
 
         A stream shows their answers in a later frame. This viewer gets no later one.
         """
-        after = self.look()
-        await self._stored.answered()
-        answered_at = self._stored.answered_at
+        after = self.record_viewer()
+        await self._store_queries.answered()
+        answered_at = self._store_queries.answered_at
         if answered_at is None or answered_at < self._sampled_at:
             return after
-        self.hurry()
+        self.sample_soon()
         return max(after, self._number + self._sampling)
 
-    def _watched(self, now: float) -> bool:
+    def _has_viewers(self, now: float) -> bool:
         if self.broadcast.awaited:
-            self._looked_at = now
-        return now - self._looked_at < LOOKED_AT
+            self._viewed_at = now
+        return now - self._viewed_at < LOOKED_AT
 
     async def first(self, after: int = -1) -> Frame | None:
         """Wait for a frame `after` that number, and return it; None if there will be none."""
@@ -207,35 +207,35 @@ class Sampler:
 
     def history(self) -> bytes:
         """Return the histories of the pods as JSON, written once for all viewers of a frame."""
-        if self._past[0] != self._number:
-            self._past = self._number, self._write_past()
-        return self._past[1]
+        if self._history_json[0] != self._number:
+            self._history_json = self._number, self._write_history()
+        return self._history_json[1]
 
     def hours(self, span: float, guard: str) -> dict[str, Any]:
         """Return the history of a guard over `span` seconds, by pod: its times and its values."""
         view = self.watcher.view
-        pods = dict(self._pasts.hours(span, guard))
+        pods = dict(self._other_histories.hours(span, guard))
         own = self.watcher.hours(span, guard) if view is not None and self._shows_itself else None
         if view is not None and own is not None:
             pods[view["pod"]["name"]] = own
         return {pod: {"at": at, "guard": track} for pod, (at, track) in pods.items()}
 
-    def _write_past(self) -> bytes:
+    def _write_history(self) -> bytes:
         view = self.watcher.view
         if view is None:
             return b"null"
         try:
             own = view["pod"]["name"], self.watcher.history
             members = [_member(*own)] if self._shows_itself else []
-            room = LARGEST_PAST
-            for name, history in self._pasts.histories():
+            room = LARGEST_HISTORY
+            for name, history in self._other_histories.histories():
                 member = _member(name, history)
                 room -= len(member)
                 if room < 0:
                     break
                 members.append(member)
         except (TypeError, ValueError) as error:
-            self._tell("history", logging.ERROR, "the past cannot be shown: %r", error)
+            self._report("history", logging.ERROR, "the past cannot be shown: %r", error)
             return b"null"
         return b"{%b}" % b",".join(members)
 
@@ -254,33 +254,33 @@ class Sampler:
             return  # it has ended already
         self._server_stop.ignore(self.cancel)
         self.broadcast.end()
-        self._rush.close()
-        asking, self._asking = self._asking, None
+        self._debounce.close()
+        asking, self._fetching = self._fetching, None
         if asking is not None:
             asking.cancel()
         if not self._shared:
             self.watcher.close()
-        await self._stored.end()
+        await self._store_queries.end()
 
     async def _run(self) -> None:
         try:
-            while self._owner() is not None and not self._goes_away():
-                self._hurry.clear()
+            while self._owner() is not None and not self._is_stopping():
+                self._wake.clear()
                 self._sampling = True
                 try:
                     await self._sample()
                 except Exception as error:  # noqa: BLE001 - the next sample may succeed
-                    self._tell("sample", logging.ERROR, "no sample: %r", error)
+                    self._report("sample", logging.ERROR, "no sample: %r", error)
                 self._sampling = False
                 try:
                     async with asyncio.timeout(max(self._every, self._cost / SHARE)):
-                        await self._hurry.wait()
+                        await self._wake.wait()
                 except TimeoutError:
                     pass
         finally:
             await self._end()
 
-    def _goes_away(self) -> bool:
+    def _is_stopping(self) -> bool:
         """Return whether this service is stopping: a server waits for its streams first."""
         for thing, entry in registry.entered():
             if entry.kind == "lifecycle" and getattr(thing, "state", "") == "draining":
@@ -294,11 +294,11 @@ class Sampler:
         reading = getattr(self.pods, "cost", 0.0)
         self._cost, self._writing = loop.time() - began + self._writing + reading, 0.0
         own["operable"] = self._operable[0]
-        self._blind = not self._watched(began)
-        if self._blind:
+        self._is_unwatched = not self._has_viewers(began)
+        if self._is_unwatched:
             self._others, self._pods_trouble = [], None
         else:
-            self._stored.ask()
+            self._store_queries.ask()
             await self._ask_pods(own["at"])
         if self._pods_trouble is not None:
             own["troubles"] = [*own["troubles"], self._pods_trouble]
@@ -306,7 +306,7 @@ class Sampler:
         more = await self._more()
         self._number += 1
         self._sampled_at = began
-        self._blind = False
+        self._is_unwatched = False
         at = to_json(own["at"])
         views = partial(self._write, own, cast("list[View]", others))
         self.broadcast.publish(Frame(self._number, self._title, at, views, more))
@@ -330,7 +330,7 @@ class Sampler:
                 written.append(data)
                 shown.append(view)
             except (TypeError, ValueError) as error:
-                self._tell("view", logging.WARNING, "a pod's view is left out: %r", error)
+                self._report("view", logging.WARNING, "a pod's view is left out: %r", error)
             self._writing += loop.time() - began
             if view is not own:
                 await asyncio.sleep(0)  # noqa: TID251 - lets other tasks run, as a large view takes a while
@@ -352,7 +352,7 @@ class Sampler:
             async with asyncio.timeout(EXTRA_WITHIN):
                 return to_json(await self._extra(owner))
         except Exception as error:  # noqa: BLE001 - the rest is shown without it
-            self._tell("extra", logging.ERROR, "nothing extra is shown: %r", error)
+            self._report("extra", logging.ERROR, "nothing extra is shown: %r", error)
             return b"null"
 
     # Other pods
@@ -361,43 +361,43 @@ class Sampler:
         if self.pods is None:
             return
         now = asyncio.get_running_loop().time()
-        if self._asking is None:
-            self._asked_at = now
-            self._asking = asyncio.create_task(self._fetch(self.pods))
-        await asyncio.wait({self._asking}, timeout=min(PODS_WITHIN, self._every))
-        if not self._asking.done():
-            self._keep(now)
-            if now - self._asked_at >= PODS_FAIL_AFTER:
-                self._asking.cancel()
+        if self._fetching is None:
+            self._fetch_began = now
+            self._fetching = asyncio.create_task(self._fetch(self.pods))
+        await asyncio.wait({self._fetching}, timeout=min(PODS_WITHIN, self._every))
+        if not self._fetching.done():
+            self._show_last_known(now)
+            if now - self._fetch_began >= PODS_FAIL_AFTER:
+                self._fetching.cancel()
             return
-        task, self._asking = self._asking, None
+        task, self._fetching = self._fetching, None
         try:
             self._others = self._usable(task.result())
-            self._pasts.remember(self._others)
+            self._other_histories.remember(self._others)
         except asyncio.CancelledError:
-            self._keep(now)
+            self._show_last_known(now)
             self._pods_failed(at, TimeoutError("no answer"))
         except Exception as error:  # noqa: BLE001 - any error is logged and shown
-            self._keep(now)
+            self._show_last_known(now)
             self._pods_failed(at, error)
         else:
-            self._known = now, self._others
+            self._last_known = now, self._others
             self._pods_trouble = None
 
     async def _fetch(self, pods: Any) -> list[View]:
         views: list[View] = await pods.views()
         return views
 
-    def _keep(self, now: float) -> None:
+    def _show_last_known(self, now: float) -> None:
         """Show the last known views of the others with their age; none if they are too old."""
-        at, views = self._known
+        at, views = self._last_known
         passed = now - at
         self._others = [{**view, "age": view.get("age", 0.0) + passed} for view in views]
         if passed > KEPT:
             self._others = []
 
     def _pods_failed(self, at: float, error: Exception) -> None:
-        self._tell("pods", logging.WARNING, "the other pods are not known: %r", error)
+        self._report("pods", logging.WARNING, "the other pods are not known: %r", error)
         what = "What is shown of them is old." if self._others else "Only this pod is shown."
         since = at if self._pods_trouble is None else self._pods_trouble["since"]
         self._pods_trouble = PodTrouble(
@@ -423,7 +423,7 @@ class Sampler:
             try:
                 view = cast("View", raw) if self._shared else valid_view(raw)
             except ValueError as error:
-                self._tell("view", logging.WARNING, "a pod's view is left out: %s", error)
+                self._report("view", logging.WARNING, "a pod's view is left out: %s", error)
                 continue
             name = view["pod"]["name"]
             if name not in names:
@@ -451,25 +451,25 @@ class StoreQueries:
         """When the last round ended, by the clock of the event loop; None if none did."""
         self._context = context
         self._due = float("-inf")
-        self._asking: asyncio.Task[int] | None = None
+        self._fetching: asyncio.Task[int] | None = None
 
     def ask(self) -> None:
         """Start a round if one is due, without waiting."""
         loop = asyncio.get_running_loop()
-        if loop.time() < self._due or (self._asking is not None and not self._asking.done()):
+        if loop.time() < self._due or (self._fetching is not None and not self._fetching.done()):
             return
         # A sample is never exactly on time: one that is slightly early counts as on time.
         self._due = loop.time() + 0.95 * EVERY
         if any(entry.ask is not None for _, entry in registry.entered()):
             asked = arefresh(timeout=WITHIN)
-            self._asking = loop.create_task(asked, context=self._context.copy())
-            self._asking.add_done_callback(self._ended)
+            self._fetching = loop.create_task(asked, context=self._context.copy())
+            self._fetching.add_done_callback(self._ended)
 
     async def answered(self) -> None:
         """Start a round if one is due, and wait briefly for the current one."""
         self.ask()
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=WITHIN)
+        if self._fetching is not None:
+            await asyncio.wait({self._fetching}, timeout=WITHIN)
 
     def _ended(self, asked: asyncio.Task[int]) -> None:
         self.answered_at = asked.get_loop().time()
@@ -479,7 +479,7 @@ class StoreQueries:
     async def end(self) -> None:
         """Stop querying; cancel the current round."""
         self._due = float("inf")
-        asking, self._asking = self._asking, None
+        asking, self._fetching = self._fetching, None
         if asking is not None:
             asking.cancel()
             await asyncio.wait([asking])

@@ -17,13 +17,7 @@ class ViewWriter:
     objects must not be changed in place. Not safe for concurrent use.
     """
 
-    def __init__(self, before: Callable[[], ViewWriter] | None = None) -> None:
-        """Start empty.
-
-        JSON of the writer that `before` returns is reused too. That one may be used by another
-        thread.
-        """
-        self._before = before
+    def __init__(self) -> None:
         self._last: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._next: dict[tuple[str, int], tuple[Any, Any]] = {}
 
@@ -57,14 +51,9 @@ class ViewWriter:
     def _list(self, things: list[Any]) -> bytes:
         return b"[%b]" % b",".join([self._made("json", thing, to_json) for thing in things])
 
-    def _known(self, key: tuple[str, int]) -> tuple[Any, Any] | None:
-        return self._next.get(key) or self._last.get(key)
-
     def _made(self, what: str, value: Any, make: Callable[[Any], Any]) -> Any:
         key = what, id(value)
-        known = self._known(key)
-        if known is None and self._before is not None:
-            known = self._before()._known(key)  # noqa: SLF001 - of the same class
+        known = self._next.get(key) or self._last.get(key)
         if known is None or known[0] is not value:
             known = value, make(value)
         self._next[key] = known
@@ -95,22 +84,24 @@ def fit_view(
         return view, 0
     guards = view["guards"]
     cut = sum(guard["tone"] == "ok" for guard in guards)
-    smaller = View(**{**view, "guards": [writer.reduced(guard, _brief) for guard in guards]})
+    smaller = View(
+        **{**view, "guards": [writer.reduced(guard, _without_facts) for guard in guards]}
+    )
     if size_of(smaller, writer) <= most:
         return smaller, cut
-    smaller["guards"] = [writer.reduced(guard, _bare) for guard in guards]
+    smaller["guards"] = [writer.reduced(guard, _without_stack) for guard in guards]
     smaller["happenings"] = smaller["happenings"][-10:]
     if size_of(smaller, writer) <= most:
         return smaller, cut
     return _halved(smaller, most)
 
 
-def _brief(guard: GuardView) -> GuardView:
+def _without_facts(guard: GuardView) -> GuardView:
     stack = [LayerView(**{**layer, "facts": [], "changes": []}) for layer in guard["stack"]]
     return GuardView(**{**guard, "stack": stack})
 
 
-def _bare(guard: GuardView) -> GuardView:
+def _without_stack(guard: GuardView) -> GuardView:
     return GuardView(**{**guard, "stack": []})
 
 

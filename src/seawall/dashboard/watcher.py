@@ -33,7 +33,6 @@ from seawall.dashboard.history import PodHistory
 from seawall.dashboard.presenters.content import FoundTrouble, Seen, Snapshot, things
 from seawall.dashboard.presenters.guards import guard_view
 from seawall.dashboard.presenters.sections import guard_rows, sections_of
-from seawall.dashboard.presenters.settings import SettingsCache
 from seawall.dashboard.presenters.troubles import (
     TroubleStarts,
     troubles_in,
@@ -63,26 +62,28 @@ class GuardRotation:
 
     def __init__(self, apart: float) -> None:
         self._apart = apart
-        self._looks: dict[str, GuardReading] = {}
+        self._readings: dict[str, GuardReading] = {}
         """By name, the one that was read longest ago first."""
 
-    def kept(self, touched: Collection[str]) -> dict[str, Seen]:
+    def kept(self, changed_guards: Collection[str]) -> dict[str, Seen]:
         """Return the snapshots of the guards that are not read in this sample.
 
-        The guards in `touched` had a recent event.
+        The guards in `changed_guards` had a recent event.
         """
-        if len(self._looks) <= AT_ONCE:
+        if len(self._readings) <= AT_ONCE:
             return {}
-        urgent = [name for name in self._looks if name in touched]
-        urgent += [name for name, look in self._looks.items() if look.view["tone"] != "ok"]
+        urgent = [name for name in self._readings if name in changed_guards]
+        urgent += [name for name, reading in self._readings.items() if reading.view["tone"] != "ok"]
         chosen = dict.fromkeys(urgent[: AT_ONCE // 2])
-        for name in self._looks:
+        for name in self._readings:
             if len(chosen) >= AT_ONCE:
                 break
             chosen[name] = None
-        return {name: look.seen for name, look in self._looks.items() if name not in chosen}
+        return {
+            name: reading.seen for name, reading in self._readings.items() if name not in chosen
+        }
 
-    def look(
+    def read(
         self,
         seen: Seen,
         now: float,
@@ -91,21 +92,21 @@ class GuardRotation:
     ) -> GuardReading:
         """Return the result of `make` for a guard, or its last result if it is among the `kept`."""
         name = str(seen.get("name", ""))
-        last = self._looks.get(name)
+        last = self._readings.get(name)
         if last is not None and name in kept and last.seen is seen:
             return last
         counters = Counters(self._apart) if last is None else last.counters
         counters.begin(now)
-        look = GuardReading(seen, *make(counters), counters)
-        self._looks.pop(name, None)
-        self._looks[name] = look
-        return look
+        reading = GuardReading(seen, *make(counters), counters)
+        self._readings.pop(name, None)
+        self._readings[name] = reading
+        return reading
 
     def forget_others(self, names: Iterable[str]) -> None:
         """Forget the guards that are not among these."""
         alive = set(names)
-        for name in [name for name in self._looks if name not in alive]:
-            del self._looks[name]
+        for name in [name for name in self._readings if name not in alive]:
+            del self._readings[name]
 
 
 HERE: Final = "here"
@@ -138,7 +139,7 @@ class Watcher:
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._keep = keep
         self._version = _version()
-        self._happenings = EventHistory(self._wall)
+        self._events = EventHistory(self._wall)
         self._begin()
         survives_fork(self)
 
@@ -149,11 +150,10 @@ class Watcher:
         self.pod: str = self._given or shown(f"{self._host}-{self._pid}", LONGEST_NAME)
         self._started = self._clock.now()
         self._counters = Counters(self.every / 2)
-        self._settings = SettingsCache()
-        self.writer = ViewWriter()
-        self._turns = GuardRotation(self.every / 2)
-        self._since = TroubleStarts()
-        self._tracks = PodHistory(self._keep)
+        self._writer = ViewWriter()
+        self._rotation = GuardRotation(self.every / 2)
+        self._trouble_starts = TroubleStarts()
+        self._history = PodHistory(self._keep)
         self._left_out = 0
         self._view: View | None = None
 
@@ -162,7 +162,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop listening to events; the last view can still be read."""
-        self._happenings.close()
+        self._events.close()
 
     @property
     def view(self) -> View | None:
@@ -173,38 +173,39 @@ class Watcher:
     def history(self) -> History:
         """The history, one point for each sample."""
         with self._mutex:
-            return self._tracks.history
+            return self._history.history
 
     def hours(self, span: float, guard: str) -> tuple[list[float], GuardTrack] | None:
         """Return the times and history of a guard over `span` seconds; None if it has none."""
         with self._mutex:
-            return self._tracks.hours(span, guard)
+            return self._history.hours(span, guard)
 
     def sample(self) -> View:
         """Take a sample now."""
         with self._mutex:
-            self._happenings.take_in()
-            kept = self._turns.kept(self._happenings.touched)
-            view = self._look(registry.snapshot_with(kept), kept)
+            self._events.process_recorded()
+            kept = self._rotation.kept(self._events.changed_guards)
+            view = self._view_of(registry.snapshot_with(kept), kept)
             self._view = view
             return view
 
-    def _look(self, snapshot: Snapshot, kept: Mapping[str, Seen] = MappingProxyType({})) -> View:
+    def _view_of(self, snapshot: Snapshot, kept: Mapping[str, Seen] = MappingProxyType({})) -> View:
         """Return the view of a snapshot; guards in `kept` keep their last views."""
         wall, now = self._wall(), self._clock.now()
         self._counters.begin(now)
-        self._settings.begin(self._happenings.changes)
-        looks = self._looks(snapshot, kept, now)
+        readings = self._readings(snapshot, kept, now)
         # All guards were read, even those beyond the limit: their state is not known before.
-        guards = keep_worst([look.view for look in looks], MOST_GUARDS)
-        more_guards = max(0, len(looks) - MOST_GUARDS)
-        limits = [row for look in looks for row in look.limits]
+        guards = keep_worst([reading.view for reading in readings], MOST_GUARDS)
+        more_guards = max(0, len(readings) - MOST_GUARDS)
+        limits = [row for reading in readings for row in reading.limits]
         sections, more_rows = sections_of(snapshot, self._counters, limits)
         load = _load(snapshot)
-        happenings = self._happenings
-        found = [one for look in looks for one in look.found]
+        happenings = self._events
+        found = [one for reading in readings for one in reading.found]
         found += troubles_of(snapshot, self._counters, load, happenings.differing)
-        troubles = self._since.date(with_guards(found), wall, happenings.began, happenings.traces)
+        troubles = self._trouble_starts.date(
+            with_guards(found), wall, happenings.began, happenings.traces
+        )
         pod = Pod(
             name=self.pod,
             host=self._host,
@@ -227,14 +228,14 @@ class Watcher:
         # The history includes everything; what does not fit into the view is removed afterwards.
         if more_guards:
             view["all_guards"] = len(guards) + more_guards
-        more = more_guards + more_rows + self._tracks.add(view)
+        more = more_guards + more_rows + self._history.add(view)
         view["happenings"] = happenings.latest()
-        self.writer.begin()
-        view, cut = fit_view(view, writer=self.writer)
-        self._tell_left_out(more + cut, view)
+        self._writer.begin()
+        view, cut = fit_view(view, writer=self._writer)
+        self._note_left_out(more + cut, view)
         return view
 
-    def _looks(
+    def _readings(
         self, snapshot: Snapshot, kept: Mapping[str, Seen], now: float
     ) -> list[GuardReading]:
         stacks = {guard.name: guard.policies for guard in registry.guards()}
@@ -247,29 +248,29 @@ class Watcher:
             name = str(seen.get("name", ""))
             policies = families.get(name) or stacks.get(name, ())
             edge = name in edges and name not in families
-            view = guard_view(seen, policies, counters, edge=edge, settings=self._settings.of)
+            view = guard_view(seen, policies, counters, edge=edge)
             if name in families:
                 for layer in view["stack"]:
                     layer["changes"] = []  # they would be those of one key
             return view, troubles_in("guard", seen, counters), guard_rows(seen, counters)
 
         guards = things(snapshot, "guard")
-        looks = [self._turns.look(seen, now, kept, partial(make, seen)) for seen in guards]
-        self._turns.forget_others(str(seen.get("name", "")) for seen in guards)
-        return looks
+        readings = [self._rotation.read(seen, now, kept, partial(make, seen)) for seen in guards]
+        self._rotation.forget_others(str(seen.get("name", "")) for seen in guards)
+        return readings
 
-    def _tell_left_out(self, left_out: int, view: View) -> None:
+    def _note_left_out(self, left_out: int, view: View) -> None:
         """Report once that not everything is shown, and again when that changes much."""
         if (left_out > 0) != (self._left_out > 0) or left_out > 2 * self._left_out:
             if left_out:
                 what = f"there is too much to show: {left_out} guards or rows are left out, or cut"
-                self._happenings.note(HERE, "warn", what)
+                self._events.note(HERE, "warn", what)
             self._left_out = left_out
-            view["happenings"] = self._happenings.latest()[-max(1, len(view["happenings"])) :]
+            view["happenings"] = self._events.latest()[-max(1, len(view["happenings"])) :]
 
     def _after_fork(self) -> None:
         """Start over in a child process, which is another pod."""
-        self._happenings.forget()
+        self._events.forget()
         self._begin()
 
 

@@ -97,7 +97,7 @@ def act_here(asked: GuardAction, view: View, operator: str, client: str) -> str:
     return sentence
 
 
-async def act_on_pod(asked: GuardAction, pods: Any, tell: Callable[..., None]) -> str:
+async def act_on_pod(asked: GuardAction, pods: Any, report: Callable[..., None]) -> str:
     """Let another pod do the action; return its sentence about it."""
     try:
         async with asyncio.timeout(ELSEWHERE_WITHIN):
@@ -105,7 +105,7 @@ async def act_on_pod(asked: GuardAction, pods: Any, tell: Callable[..., None]) -
     except RequestRefused:
         raise
     except Exception as error:
-        tell("act", logging.WARNING, "a pod could not be acted on: %r", error)
+        report("act", logging.WARNING, "a pod could not be acted on: %r", error)
         raise RequestRefused(409, "Conflict", "That pod could not be acted on.") from error
 
 

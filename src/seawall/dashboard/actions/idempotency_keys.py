@@ -26,7 +26,7 @@ _ACTS: Final = ("list", "show", "forget")
 
 
 async def answer_about_keys(
-    body: Any, operator: str, client: str, tell: Callable[..., None]
+    body: Any, operator: str, client: str, report: Callable[..., None]
 ) -> dict[str, Any]:
     """Answer a request's JSON; raise `RequestRefused` if it is invalid."""
     act = body.get("act") if isinstance(body, dict) else None
@@ -51,7 +51,7 @@ async def answer_about_keys(
     except (TypeError, ValueError) as error:
         raise unprocessable(str(error)[:LONGEST]) from error
     except Exception as error:
-        tell("keys", logging.WARNING, "a key could not be looked up: %r", error)
+        report("keys", logging.WARNING, "a key could not be looked up: %r", error)
         raise unavailable("The database could not be asked.") from error
     if found:
         _log(operator, client, *named)

@@ -50,7 +50,7 @@ _DONE: Final = {"retry": "Retried", "drop": "Dropped"}
 _COUNTED: Final = {"pending": "waiting"}
 """States that a survey calls by another name."""
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class WorkListEntry(NamedTuple):
@@ -81,9 +81,11 @@ def work_lists() -> list[WorkListEntry]:
     return ordered[:MOST_LISTS]
 
 
-async def read_lists(_query: Mapping[str, str], *, payloads: bool, tell: Tell) -> dict[str, Any]:
+async def read_lists(
+    _query: Mapping[str, str], *, payloads: bool, report: Report
+) -> dict[str, Any]:
     """Return the lists, with the counts that are known without a query."""
-    del payloads, tell
+    del payloads, report
     return {
         "lists": [
             {
@@ -97,7 +99,7 @@ async def read_lists(_query: Mapping[str, str], *, payloads: bool, tell: Tell) -
     }
 
 
-async def read_list(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> dict[str, Any]:
+async def read_list(query: Mapping[str, str], *, payloads: bool, report: Report) -> dict[str, Any]:
     """Return a page of a list."""
     listed = _named(query)
     state = query.get("state", listed.things.WORK_STATES[0])
@@ -116,10 +118,10 @@ async def read_list(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> 
                 break
         return {"items": [_row(item, payloads=payloads) for item in items], "next": place}
 
-    return await _asked(read, tell)
+    return await _asked(read, report)
 
 
-async def read_item(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> dict[str, Any]:
+async def read_item(query: Mapping[str, str], *, payloads: bool, report: Report) -> dict[str, Any]:
     """Return one item, with its payload and its traceback."""
     listed, id_ = _named(query), _id(query.get("id"))
 
@@ -139,14 +141,14 @@ async def read_item(query: Mapping[str, str], *, payloads: bool, tell: Tell) -> 
             }
         }
 
-    return await _asked(read, tell)
+    return await _asked(read, report)
 
 
 READS: Final = {"lists": read_lists, "list": read_list, "item": read_item}
 """The read functions by path."""
 
 
-async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict[str, Any]:
+async def act_on_work(body: Any, operator: str, client: str, report: Report) -> dict[str, Any]:
     """Retry or drop some items by id, or those that match a search, one page at a time.
 
     Return the number of items done, and for a search the position to continue from.
@@ -175,7 +177,7 @@ async def act_on_work(body: Any, operator: str, client: str, tell: Tell) -> dict
         problem = "There is no room for more in the queue."
     except Exception as error:
         problem = "The store or database could not be asked."
-        tell("work", logging.WARNING, "a list could not be acted on: %r", error)
+        report("work", logging.WARNING, "a list could not be acted on: %r", error)
         if not done:
             raise unavailable(problem) from error
     finally:
@@ -227,7 +229,7 @@ def _id(value: object) -> str:
     raise unprocessable(f"id: write text of 1 to {LONGEST_ID} characters.")
 
 
-async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
+async def _asked(read: Callable[[], Any], report: Report) -> dict[str, Any]:
     try:
         async with asyncio.timeout(WITHIN):
             answer: dict[str, Any] = await read()
@@ -236,7 +238,7 @@ async def _asked(read: Callable[[], Any], tell: Tell) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise unprocessable(shown(str(error), LONGEST_TEXT)) from error
     except Exception as error:
-        tell("work", logging.WARNING, "a list could not be read: %r", error)
+        report("work", logging.WARNING, "a list could not be read: %r", error)
         raise unavailable("The store or database could not be asked.") from error
     return answer
 

@@ -29,7 +29,7 @@ from seawall.dashboard.pods.wire import (
     PodReading,
     PodsReply,
     arrange_views,
-    is_rushed,
+    is_urgent,
     left_out,
     pack,
     read_reply,
@@ -100,7 +100,7 @@ class StorePods:
         self._known: dict[str, tuple[bytes, View | str]] = {}
         self._unread_since = self._more_since = 0.0
         self._settled_at = 0.0
-        self._begin_anew()
+        self._reset()
         self._stops: list[Callable[[], object]] = []
         self._handle: Handle = core.every(self._every, self._tick)
         self._stops += [subscribe(self._on_event, *RARE), core.watch(self._on_store)]
@@ -108,18 +108,18 @@ class StorePods:
         survives_fork(self)
         self._start()
 
-    def _begin_anew(self) -> None:
-        self._running = self._rushed = self._published = self._looked_at = False
+    def _reset(self) -> None:
+        self._running = self._is_urgent = self._published = self._has_viewers = False
         self._due = 0.0
         self._cost = HEAVY  # seconds of processor time of the last sample; not yet known
-        self._rushed_at = 0.0
+        self._urgent_at = 0.0
         self._last = float("-inf")
-        self._alarm: asyncio.TimerHandle | None = None
-        self._asking: asyncio.Task[Any] | None = None
-        self._seen: View | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: asyncio.Task[Any] | None = None
+        self._published_view: View | None = None
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "looked at" if self._looked_at else "nobody looks"
+        state = "closed" if self._closed else "viewed" if self._has_viewers else "without viewers"
         return f"<StorePods of {self._store!r}: {state}>"
 
     @property
@@ -146,7 +146,7 @@ class StorePods:
             seen,
             reply.now,
             None if own is None else own["pod"]["name"],
-            believing=SYSTEM.now() < self._settled_at,
+            is_settling=SYSTEM.now() < self._settled_at,
         )
         return [*self._left_out(reply, unread), *views]
 
@@ -160,14 +160,14 @@ class StorePods:
         places = {pod: place for place, pod in enumerate(known)}
         newest = sorted(
             reply.pods[:MOST],
-            key=lambda one: -1 if is_rushed(one.data) else places.get(one.pod, -1),
+            key=lambda one: -1 if is_urgent(one.data) else places.get(one.pod, -1),
         )
         kept: dict[str, tuple[bytes, View | str]] = {}
         fresh: dict[str, tuple[bytes, View | str]] = {}
         cost = 0.0
         for pod, _at, data in newest:
             last = known.get(pod)
-            if last is not None and (last[0] == data or (cost > READ_FOR and not is_rushed(data))):
+            if last is not None and (last[0] == data or (cost > READ_FOR and not is_urgent(data))):
                 kept[pod] = last
                 continue
             began = thread_time()
@@ -218,9 +218,9 @@ class StorePods:
 
     def _on_event(self, _event: object) -> None:
         self._start()
-        if not self._rushed:
-            self._rushed_at = SYSTEM.now()
-            self._rushed = True
+        if not self._is_urgent:
+            self._urgent_at = SYSTEM.now()
+            self._is_urgent = True
             self._handle.soon()
 
     def _on_store(self, up: bool, _cause: str) -> None:  # noqa: FBT001 - signature of a store's watcher
@@ -240,47 +240,49 @@ class StorePods:
         wait = self._wait()
         if wait <= 0:
             if self._store.up:
-                await self._tell()
-        elif self._rushed:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm = asyncio.get_running_loop().call_later(wait, self._handle.soon)
+                await self._publish()
+        elif self._is_urgent:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(wait, self._handle.soon)
 
     def _wait(self) -> float:
         """Return the seconds until the view is due."""
         due = self._due
-        if self._rushed:
+        if self._is_urgent:
             # Events that happen together are published together, and not too soon after the last
             # view.
-            apart = max(APART if self._looked_at else self._every, self._cost / SHARE / 2)
-            due = min(due, max(self._rushed_at + TOGETHER, self._last + apart))
+            apart = max(APART if self._has_viewers else self._every, self._cost / SHARE / 2)
+            due = min(due, max(self._urgent_at + TOGETHER, self._last + apart))
         return due - SYSTEM.now()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         began = self._last = SYSTEM.now()
-        rushed, self._rushed = self._rushed, False  # later events cause the next one
-        pace = max(self._every, self._cost / SHARE, 0.0 if self._looked_at else UNSEEN)
+        urgent, self._is_urgent = self._is_urgent, False  # later events cause the next one
+        pace = max(self._every, self._cost / SHARE, 0.0 if self._has_viewers else UNSEEN)
         # A tick is never exactly on time: one that is slightly early counts as on time.
         early = self._every / 4
         self._due = began + pace - early
-        data = await self._look(pace, afresh=rushed)
+        data = await self._packed_view(pace, afresh=urgent)
         if self._closed:
             return
         self._published = True
-        self._looked_at = await self._ask("tell", PATIENCE, data) == 1
-        if self._looked_at:
+        self._has_viewers = await self._run_script("tell", PATIENCE, data) == 1
+        if self._has_viewers:
             self._due = min(self._due, began + max(self._every, self._cost / SHARE) - early)
 
-    async def _look(self, pace: float, *, afresh: bool) -> bytes:
+    async def _packed_view(self, pace: float, *, afresh: bool) -> bytes:
         """Return the data to publish; computed in a separate thread if that takes long."""
 
         def look() -> bytes:
             began = thread_time()
             view = self._watcher.view
-            if fresh := afresh or view is None or view is self._seen:  # no other sample was taken
+            if (
+                fresh := afresh or view is None or view is self._published_view
+            ):  # no other sample was taken
                 view = self._watcher.sample()
-            self._seen = view
-            data = pack(view, pace, rushed=afresh)
+            self._published_view = view
+            data = pack(view, pace, urgent=afresh)
             if fresh:
                 self._cost = thread_time() - began
             return data
@@ -290,13 +292,13 @@ class StorePods:
     async def _leave(self, patience: float = PATIENCE) -> None:
         if self._published:
             self._published = False
-            await self._ask("leave", patience)
+            await self._run_script("leave", patience)
 
-    async def _ask(self, what: str, patience: float, *more: bytes) -> Any:
+    async def _run_script(self, what: str, patience: float, *more: bytes) -> Any:
         """Run the script as a separate task, which is not cancelled with this one."""
         args: list[str | int | bytes] = [what, self._store.pod, REMEMBERED, KNOWN, *more]
         asked = self._store.acall("views", self._keys, args, patience)
-        self._asking = task = asyncio.get_running_loop().create_task(asked)
+        self._request = task = asyncio.get_running_loop().create_task(asked)
         task.add_done_callback(_ended)
         await asyncio.wait({task})
         return task.result()
@@ -305,14 +307,14 @@ class StorePods:
         """Leave after the current publication: otherwise this pod would reappear afterwards."""
         self._closed = True
         self._stop_listening()
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=LEAVING)
+        if self._request is not None:
+            await asyncio.wait({self._request}, timeout=LEAVING)
         await self._leave(LEAVING)
 
     def _after_fork(self) -> None:
         """Become another pod, which is not yet published."""
-        _of_parents.append((self._asking, self._alarm))
-        self._begin_anew()
+        _of_parents.append((self._request, self._timer))
+        self._reset()
 
 
 def _view_or_reason(data: bytes) -> View | str:

@@ -49,20 +49,20 @@ OTHERS: Final = "other pods"
 """Name under which pods that are not shown are reported."""
 
 
-def pack(view: View, every: float, *, rushed: bool = False) -> bytes:
+def pack(view: View, every: float, *, urgent: bool = False) -> bytes:
     """Serialize `view`; the next one follows after `every` seconds.
 
-    A view that is `rushed` is read before others.
+    A view that is `urgent` is read before others.
     """
     data = _json({**view, "every": every})
     if len(data) > LONGEST_VIEW:
         data = _json(fit_view(json.loads(data), LONGEST_VIEW)[0])
-    plain, packed = (PLAIN.upper(), PACKED.upper()) if rushed else (PLAIN, PACKED)
+    plain, packed = (PLAIN.upper(), PACKED.upper()) if urgent else (PLAIN, PACKED)
     small = packed + zlib.compress(data, 1) if len(data) >= WORTH else data
     return small if len(small) < len(data) else plain + data
 
 
-def is_rushed(data: bytes) -> bool:
+def is_urgent(data: bytes) -> bool:
     """Return whether the pod that wrote this reports a rare event."""
     return data[:1].isupper()
 
@@ -158,16 +158,16 @@ class PodReading(NamedTuple):
 
 
 def arrange_views(
-    seen: Iterable[PodReading], now: int, own: str | None, *, believing: bool = False
+    seen: Iterable[PodReading], now: int, own: str | None, *, is_settling: bool = False
 ) -> list[View]:
     """Return the views of other pods, by name, for display in a pod called `own`.
 
-    With `believing`, no pod counts as gone, since the store itself was away.
+    With `is_settling`, no pod counts as gone, since the store itself was away.
     """
     live: list[PodReading] = []
     late: dict[str, PodReading] = {}
     for one in sorted(seen, key=lambda one: (one.at, one.pod)):
-        if believing or not one.late(now):
+        if is_settling or not one.late(now):
             live.append(one)
         else:
             late[one.view["pod"]["name"]] = one

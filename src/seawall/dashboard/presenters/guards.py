@@ -7,7 +7,7 @@ Pure except for the counters; nothing raises, whatever a snapshot holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from seawall.dashboard import wording as say
@@ -37,27 +37,18 @@ from seawall.dashboard.presenters.content import (
     time_of,
 )
 from seawall.dashboard.presenters.policies import ENDS, TROUBLES, describe_policy, refused_facts
-from seawall.dashboard.presenters.settings import PolicySettings, settings_of
+from seawall.dashboard.presenters.settings import settings_of
 from seawall.dashboard.views import WORST, GuardView, LayerView, Rates, Tone
 from seawall.models.rate.rates import Rate
 from seawall.telemetry import thresholds as limits
 
-Asked = Callable[[str, Any], PolicySettings]
-"""Returns the settings of a policy of some kind."""
 COUNTS: Final = ("succeeded", "degraded", "failed", "rejected", "cancelled", "retries")
 
 
 BREAKERS: Final = ("isolated", "open", "half_open", "closed")
 
 
-def guard_view(
-    seen: Seen,
-    policies: Sequence[Any],
-    counters: Counters,
-    *,
-    edge: bool,
-    settings: Asked = settings_of,
-) -> GuardView:
+def guard_view(seen: Seen, policies: Sequence[Any], counters: Counters, *, edge: bool) -> GuardView:
     """Return the view of a guard; `policies` are the objects of its stack, if known."""
     name = str(seen.get("name", ""))
     rates = {one: round(counters.rate(("guard", name, one), seen.get(one)), 3) for one in COUNTS}
@@ -66,7 +57,7 @@ def guard_view(
     stack: list[LayerView] = []
     worst: tuple[Tone, str] = ("ok", "well")
     for place, one in enumerate(layers):
-        layer, word = _layer(name, place, one, known[place] if known else None, counters, settings)
+        layer, word = _layer(name, place, one, known[place] if known else None, counters)
         stack.append(layer)
         if WORST.index(layer["tone"]) < WORST.index(worst[0]):
             worst = layer["tone"], word or layer["state"] or layer["policy"]
@@ -102,7 +93,7 @@ def guard_view(
 
 
 def _layer(
-    name: str, place: int, seen: Seen, policy: Any, counters: Counters, ask: Asked
+    name: str, place: int, seen: Seen, policy: Any, counters: Counters
 ) -> tuple[LayerView, str]:
     kind = str(seen.get("policy", ""))
     for counter in ("rejected", "would_reject"):
@@ -122,7 +113,7 @@ def _layer(
     elif mode == "shadow":
         tone = "warn" if tone == "bad" else tone
         state = f"{state}, shadow" if state else "shadow"
-    settings = ask(kind, policy)
+    settings = settings_of(kind, policy)
     layer = LayerView(
         policy=shown(kind, LONGEST_WORD),
         title=settings.title,

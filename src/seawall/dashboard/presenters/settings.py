@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from seawall.dashboard.bounds import HUGE, LONGEST_TEXT, LONGEST_WORD, MOST_CHANGES, shown
 from seawall.dashboard.views import SettingChange
 from seawall.dashboard.wording import amount, seconds, several, share
-
-LOOKS: Final = 60
-"""Number of samples after which settings are read again even without a change event."""
 
 
 class PolicySettings(NamedTuple):
@@ -37,38 +33,6 @@ def settings_of(kind: str, policy: Any) -> PolicySettings:
         changes = _read(lambda one: list(_changes(one, kind, names.split())), policy, [])
     title = shown(title or "Policy", LONGEST_WORD)
     return PolicySettings(title, shown(words, LONGEST_TEXT), changes[:MOST_CHANGES])
-
-
-class SettingsCache:
-    """Cache of the settings of each policy: they change rarely, and reading them takes time.
-
-    They are read again when `changes` (the number of change events) differs, and those of each
-    policy after `LOOKS` samples, as not every change has an event. Not safe for concurrent use.
-    """
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, tuple[int, PolicySettings]] = WeakKeyDictionary()
-        self._changes = 0
-        self._looks = 0
-
-    def begin(self, changes: int) -> None:
-        """Start a sample."""
-        self._looks += 1
-        if changes != self._changes:
-            self._known.clear()
-            self._changes = changes
-
-    def of(self, kind: str, policy: Any) -> PolicySettings:
-        """Return what `settings_of` does."""
-        try:
-            read_at, known = self._known.get(policy, (0, None))
-            if known is None or self._looks - read_at >= LOOKS:
-                known = settings_of(kind, policy)
-                self._known[policy] = self._looks, known
-        except TypeError:  # None, or an object that cannot be hashed or weakly referenced
-            return settings_of(kind, policy)
-        # Copied, as each view owns its data.
-        return PolicySettings(known.title, known.words, [*known.changes])
 
 
 def _title(policy: Any) -> str:
