@@ -8,7 +8,6 @@ from math import inf, nan
 from random import Random
 from typing import Any
 
-from seawall.clock import SystemClock
 from seawall.durable import Database, Inbox, Sqlite
 from seawall.jobs import LocalQueue
 from seawall.pipeline import (
@@ -303,7 +302,6 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_collect("within", _POSITIVE, "seconds"),
     *_collect("keep_last", _SECONDS, "seconds"),
     *_collect("name", _TEXTS, "write a name"),
-    *_collect("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     ("pipeline.Collect.every(seconds)", _every, _POSITIVE, "seconds"),
     (
         "pipeline.Collect.every(too_few)",
@@ -316,7 +314,6 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_file("every", _FINITE, "seconds"),
     *_file("follow", [(1, TypeError), ("yes", TypeError)], ""),
     *_file("name", _TEXTS, "write a name"),
-    *_file("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     (
         "pipeline.IterableSource(items)",
         lambda x: IterableSource(x, checkpoint="place"),
@@ -358,12 +355,6 @@ PIPELINE: list[tuple[Any, ...]] = [
         "write the path",
     ),
     ("pipeline.IterableSource(every)", lambda x: IterableSource([], every=x), _FINITE, "seconds"),
-    (
-        "pipeline.IterableSource(clock)",
-        lambda x: IterableSource([], clock=x),
-        [(5, TypeError), (SystemClock, TypeError)],
-        "clock",
-    ),
     ("pipeline.ChannelSource(channel)", ChannelSource, [(5, TypeError)], "pass a Channel"),
     (
         "pipeline.ChannelSource(name)",
@@ -381,13 +372,9 @@ PIPELINE: list[tuple[Any, ...]] = [
     *_table("follow", [(1, TypeError), ("yes", TypeError)], ""),
     *_table("poll", _POSITIVE, "seconds"),
     *_table("source", _TEXTS, "write a name"),
-    *_table("clock", [(5, TypeError), (SystemClock, TypeError)], "clock"),
     *_asked("function", [*_FUNCTIONS[:1]], "", ("calls", "pages")),
     *_asked("every", _POSITIVE, "seconds", ("calls", "pages", "poll")),
     *_asked("name", _TEXTS, "write a name", ("calls", "pages", "poll")),
-    *_asked(
-        "clock", [(5, TypeError), (SystemClock, TypeError)], "clock", ("calls", "pages", "poll")
-    ),
     *_asked("checkpoint", [(5, TypeError), ("", TypeError)], "write the path", ("pages", "poll")),
     *_asked("save_every", _FINITE, "seconds", ("pages", "poll")),
     *_asked("client", [(5, TypeError), (None, TypeError)], "httpx.AsyncClient", ("poll",)),
@@ -490,9 +477,7 @@ UNCHECKED_BY_PIPELINES = frozenset(
         *_given("Reading", "state", "value", "age", "cause", "since"),
         *_given("Item", "value", "source", "handle", "read_at"),
         *_given("FileSource", "path", "parse", "is_whole", "checkpoint", "every", "follow", "name"),
-        *_given("FileSource", "clock"),
         *_given("PageSource", "ask", "kind", "start", "every", "checkpoint", "save_every", "name"),
-        *_given("PageSource", "clock"),
         *_given("TableSource", "reader", "name", "after", "place", "follow", "poll"),
         # called by Seawall
         *_source(

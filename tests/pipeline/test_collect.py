@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -349,3 +350,30 @@ def test_a_collection_takes_no_longer_than_it_may(
         assert batch.fresh == len(batch.values) == good
 
     run_virtual(main())
+
+
+def test_a_collection_that_is_cancelled_leaves_no_error_behind() -> None:
+    """A source that had failed by then has failed: asyncio has nothing to complain about."""
+    complaints: list[dict[str, Any]] = []
+
+    async def fail() -> int:
+        raise ConnectionError("no signal")
+
+    async def hang() -> int:
+        await asyncio.Event().wait()
+        return 1
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: complaints.append(context)
+        )
+        collect = Collect({"S1": fail, "S2": hang}, minimum=1, within=1.0)
+        collecting = asyncio.create_task(collect.collect())
+        await asyncio.sleep(0.1)  # noqa: TID251 - virtual time
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        del collecting, collect
+        gc.collect()
+
+    run_virtual(main())
+    assert complaints == []

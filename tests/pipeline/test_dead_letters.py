@@ -22,8 +22,8 @@ from seawall.pipeline import (
     DatabaseDeadLetters,
     DeadLetter,
     Ending,
+    ItemDegradation,
     IterableSource,
-    Lesser,
     MemoryDeadLetters,
     Pipeline,
     ReplayClaim,
@@ -156,13 +156,17 @@ def test_values_come_back_as_they_were_or_are_not_replayed(opening: Any) -> None
         async with opening() as database:
             store = DatabaseDeadLetters(database, "orders")
             for number, value in enumerate(REPLAYABLE):
-                await store.aadd(letter(f"s:{number}", value, lesser=(Lesser("a", "b"),)))
+                await store.aadd(
+                    letter(f"s:{number}", value, degradations=(ItemDegradation("a", "b"),))
+                )
                 assert await store.aretry(f"s:{number}")
             claims = await store.aclaim(100)
             found = {claim.letter.id: claim.letter for claim in claims}
             for number, value in enumerate(REPLAYABLE):
                 kept = found[f"s:{number}"]
-                assert kept == letter(f"s:{number}", value, lesser=(Lesser("a", "b"),))
+                assert kept == letter(
+                    f"s:{number}", value, degradations=(ItemDegradation("a", "b"),)
+                )
                 assert type(kept.value) is type(value)
             for number, value in enumerate(NOT_REPLAYABLE):
                 await store.aadd(letter(f"n:{number}", value))
@@ -314,7 +318,7 @@ def test_a_replayed_letter_enters_again_where_it_failed(stores: Making) -> None:
 
     def keep(number: int) -> None:
         item = current_item()
-        stored.append((item.id, number, item.lesser[0].stage))
+        stored.append((item.id, number, item.degradations[0].stage))
 
     async def main() -> None:
         async with stores() as store:

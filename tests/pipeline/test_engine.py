@@ -536,7 +536,7 @@ def test_lesser_items_are_marked_to_the_end() -> None:
         return {"id": number, "profile": 7}
 
     def check(value: dict[str, int]) -> dict[str, int]:
-        seen.append(current_item().is_degraded)
+        seen.append(bool(current_item().degradations))
         return value
 
     pipeline = Pipeline("p")
@@ -549,9 +549,9 @@ def test_lesser_items_are_marked_to_the_end() -> None:
     ended = pipeline.test([0, 1])
     assert seen == [False, True]
     assert [one.value for one in ended] == [{"id": 0, "profile": 7}, {"id": 1}]
-    assert [bool(one.lesser) for one in ended] == [False, True]
-    assert ended[1].lesser[0].stage == "enrich"
-    assert "profile service" in ended[1].lesser[0].cause
+    assert [bool(one.degradations) for one in ended] == [False, True]
+    assert ended[1].degradations[0].stage == "enrich"
+    assert "profile service" in ended[1].degradations[0].cause
     assert pipeline.snapshot()["degraded"] == 1
 
 

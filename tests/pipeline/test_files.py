@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,6 +50,17 @@ def test_csv_records_may_span_lines(tmp_path: Path) -> None:
     stored: list[Any] = []
     run_all(csv_rows(path), stored)
     assert stored == [["id", "text"], ["1", 'two\nlines, "quoted"'], ["2", "plain"]]
+
+
+def test_a_quote_that_is_never_closed_takes_time_in_proportion_to_the_file(tmp_path: Path) -> None:
+    """A million lines are one record, which is none; they are not copied at each line."""
+    path = tmp_path / "orders.csv"
+    path.write_bytes(b'"' + b"x\n" * 2**20)
+    stored: list[Any] = []
+    began = time.process_time()
+    run_all(csv_rows(path), stored)
+    assert time.process_time() - began < 8.0
+    assert [len(row) for row in stored] == [1]
 
 
 def test_a_missing_file_is_an_error_at_once(tmp_path: Path) -> None:

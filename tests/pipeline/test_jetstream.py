@@ -24,7 +24,9 @@ from seawall.pipeline import (
     NotBefore,
     Pipeline,
 )
+from seawall.pipeline.streams.jetstream.connection import JetStreamConnection
 from seawall.redis.streams import partition_of
+from seawall.testing import run_virtual
 from tests.support_nats import NatsServer
 
 PATIENCE = 60.0
@@ -234,7 +236,7 @@ def test_a_message_that_came_while_the_event_loop_stood_still_is_not_held(nats_s
             await made.publish(1, 2)
             source = made.source(lost_after=3600.0)
             ((_, first),) = await source.pull(1)
-            source._sure_at -= 3600.0  # as if the event loop had been blocked for an hour
+            source._responsive_since -= 3600.0  # as if the event loop had been blocked for an hour
             ((_, second),) = await source.pull(1)
             assert (source.holds(first), source.holds(second)) == (True, False)
             await source.acknowledge([first, second])
@@ -278,7 +280,7 @@ def test_what_arrived_and_was_not_handed_out_goes_to_others_at_the_end(nats_serv
             source, other = made.source(lost_after=3600.0), made.source(lost_after=3600.0)
             pulling = asyncio.create_task(source.pull(1))
             async with asyncio.timeout(PATIENCE):
-                while not source._lanes[0].expected:  # noqa: ASYNC110 - no event tells of it
+                while not source._consumers[0].expected:  # noqa: ASYNC110 - no event tells of it
                     await asyncio.sleep(0.01)  # noqa: TID251 - a real server
             pulling.cancel()
             await asyncio.wait([pulling])
@@ -413,7 +415,7 @@ def test_a_message_that_comes_again_after_its_end_is_not_handed_out(nats_server:
             source = made.source()
             ((_, first),) = await source.pull(1)
             source._unconfirmed[first.sequence] = first  # as if no answer had come
-            del source._here[first.sequence]
+            del source._unfinished[first.sequence]
             await made.client.request(first.reply, b"-NAK", timeout=PATIENCE)
             ((message, second),) = await pulled(source, 1)
             assert value_of(message) == 2
@@ -708,3 +710,25 @@ def test_values_wait_while_the_server_is_away(nats_server: NatsServer, monkeypat
             await sink.close()
 
     asyncio.run(main())
+
+
+def test_closing_does_not_fail_while_a_connection_is_still_being_made() -> None:
+    """A client may ignore its cancellation; then it is abandoned."""
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def connect() -> None:
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+
+        connection = JetStreamConnection(connect, "JetStreamSource")
+        waiting = asyncio.create_task(connection.client())
+        await asyncio.wait([waiting], timeout=1.0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await connection.close()
+        may_end.set()
+
+    run_virtual(main())

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from seawall import Guard, Retry
-from seawall.pipeline import Ending, Faulty, IterableSource, Pipeline, degrade
+from seawall.pipeline import Ending, FaultyItem, IterableSource, Pipeline, degrade
 from seawall.testing import run_virtual
 
 
@@ -30,7 +30,7 @@ class Shared(IterableSource[Any]):
 
 def test_a_faulty_item_is_a_dead_letter_of_its_source():
     """It is acknowledged as one, with its cause; the others go on."""
-    source, stored = Shared([1, Faulty("bad", ValueError("no JSON"), attempts=5), 3]), []
+    source, stored = Shared([1, FaultyItem("bad", ValueError("no JSON"), attempts=5), 3]), []
     pipeline = Pipeline("faulty")
     pipeline.read(source).stage(lambda value: value, name="same").sink(stored.append, name="keep")
     assert run_virtual(pipeline.run())

@@ -16,7 +16,7 @@ from seawall import RedisStore
 from seawall.errors import StoreUnavailable
 from seawall.pipeline import (
     BatchFailed,
-    Faulty,
+    FaultyItem,
     NotBefore,
     Pipeline,
     RedisStreamSink,
@@ -228,7 +228,7 @@ async def life(url: str, stream: str, done: list[int]) -> str:
     while True:
         pulled = await source.pull(100)
         for value, handle in pulled:
-            if isinstance(value, Faulty):
+            if isinstance(value, FaultyItem):
                 assert isinstance(value.error, TooManyDeliveries)
                 assert (value.attempts, json.loads(value.value["value"])) == (5, 3)
                 await source.acknowledge([handle])

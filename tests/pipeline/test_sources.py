@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -383,6 +383,34 @@ def test_a_second_run_goes_on_behind_what_has_ended(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert seen == [0, 1, 2, 2, 3]
+
+
+def test_a_second_run_reads_an_iterable_that_had_raised_anew(tmp_path: Path) -> None:
+    """The error of the first run is not that of the second one."""
+
+    class Rows:
+        is_broken = True
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(3)
+            if self.is_broken:
+                raise OSError("the disk is gone")
+            yield 3
+
+    rows, stored = Rows(), list[int]()
+    pipeline = Pipeline("p")
+    source = IterableSource(rows, checkpoint=tmp_path / "place")
+    pipeline.read(source).sink(stored.append, name="store")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="the disk is gone"):
+            await pipeline.run()
+        rows.is_broken = False
+        assert await pipeline.run()
+
+    run_virtual(main())
+    assert stored[-1] == 3
+    assert sorted(set(stored)) == [0, 1, 2, 3]
 
 
 def test_a_second_run_collects_again() -> None:

@@ -21,11 +21,19 @@ if TYPE_CHECKING:
         ReplayClaim,
     )
     from seawall.pipeline.files import FileSource, csv_rows, lines
-    from seawall.pipeline.item import DROP, DeadLetter, Ended, Ending, Item, Lesser, current_item
+    from seawall.pipeline.item import (
+        DROP,
+        DeadLetter,
+        Ending,
+        Item,
+        ItemDegradation,
+        ItemResult,
+        current_item,
+    )
     from seawall.pipeline.pipeline import ItemFlow, Pipeline
     from seawall.pipeline.polling import Page, PageSource, calls, pages, poll
     from seawall.pipeline.queues import ChannelSource, QueueSource
-    from seawall.pipeline.source import Faulty, IterableSource, Source, TooManyDeliveries
+    from seawall.pipeline.source import FaultyItem, IterableSource, Source, TooManyDeliveries
     from seawall.pipeline.stage import BatchFailed, NotBefore, degrade
     from seawall.pipeline.streams.jetstream import (
         JetStreamMessage,
@@ -47,18 +55,18 @@ __all__ = [
     "DatabaseDeadLetters",
     "DeadLetter",
     "DeadLetters",
-    "Ended",
     "Ending",
-    "Faulty",
+    "FaultyItem",
     "FileSource",
     "InboxSink",
     "Item",
+    "ItemDegradation",
     "ItemFlow",
+    "ItemResult",
     "IterableSource",
     "JetStreamMessage",
     "JetStreamSink",
     "JetStreamSource",
-    "Lesser",
     "MemoryDeadLetters",
     "NotBefore",
     "Page",
@@ -91,11 +99,11 @@ _HOMES = {
     "pipeline.collect": "Collect CollectSource Collection Reading ReadingState TooFewSources",
     "pipeline.dead_letters": "DatabaseDeadLetters DeadLetters MemoryDeadLetters ReplayClaim",
     "pipeline.files": "FileSource csv_rows lines",
-    "pipeline.item": "DROP DeadLetter Ended Ending Item Lesser current_item",
+    "pipeline.item": "DROP DeadLetter Ending Item ItemDegradation ItemResult current_item",
     "pipeline.pipeline": "ItemFlow Pipeline",
     "pipeline.polling": "Page PageSource calls pages poll",
     "pipeline.queues": "ChannelSource QueueSource",
-    "pipeline.source": "Faulty IterableSource Source TooManyDeliveries",
+    "pipeline.source": "FaultyItem IterableSource Source TooManyDeliveries",
     "pipeline.stage": "BatchFailed NotBefore degrade",
     "pipeline.streams.jetstream": "JetStreamMessage JetStreamSink JetStreamSource",
     "pipeline.streams.redis": "RedisStreamSink RedisStreamSource StreamHandle",

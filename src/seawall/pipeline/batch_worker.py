@@ -56,7 +56,7 @@ class BatchWorker(StageWorker):
             while queue.ready and len(items) < size:
                 items.append(queue.ready.popleft())
             if queue.blocked:
-                queue.make_way()
+                queue.wake_blocked()
             if len(items) == size or run.is_ending or run.now() >= until:
                 return items
             await queue.wait_for_items(until)

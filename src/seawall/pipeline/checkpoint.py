@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from seawall import _checks as check
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import current_clock
 from seawall.models.fifo import Positions
 from seawall.runtime.driver import sleep_async
 
@@ -40,7 +40,7 @@ class Checkpoint(Protocol):
         """Keep `place`, whatever JSON can hold, instead of the one before."""
 
 
-KeptIn: TypeAlias = "str | os.PathLike[str] | Checkpoint | None"
+CheckpointTarget: TypeAlias = "str | os.PathLike[str] | Checkpoint | None"
 """The path of a file, or any other `Checkpoint`; None keeps no place."""
 
 
@@ -83,7 +83,7 @@ class SavedPlace:
     Without a checkpoint it keeps the place in memory, for another run of the same source.
     """
 
-    def __init__(self, checkpoint: KeptIn, every: float, clock: Clock | None) -> None:
+    def __init__(self, checkpoint: CheckpointTarget, every: float) -> None:
         if checkpoint is None or (
             isinstance(checkpoint, Checkpoint) and not isinstance(checkpoint, type)
         ):
@@ -93,7 +93,7 @@ class SavedPlace:
         else:
             raise TypeError(f"checkpoint={checkpoint!r}: write the path of a file to keep it in")
         self._every = check.seconds("every", every, zero=True)
-        self._clock = current_clock() if clock is None else check_clock(clock)
+        self._clock = current_clock()
         self._saved_at = self._clock.now()
         self._saved: Any = None
 
@@ -119,7 +119,7 @@ class SavedPlace:
         self._saved, self._saved_at = place, self._clock.now()
 
 
-async def room_behind(positions: Positions, source: str) -> None:
+async def wait_for_oldest(positions: Positions, source: str) -> None:
     """Wait while too many items have been read behind one that has not ended."""
     if len(positions) < MOST_AHEAD:
         return

@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described
-from seawall.clock import Clock, check_clock, current_clock
+from seawall.clock import current_clock
 from seawall.errors import Rejected, SeawallError
 from seawall.events import CollectionChanged, SourceChanged
 from seawall.events.bus import emit
@@ -125,7 +125,6 @@ class Collect(Generic[T]):
         within: float,
         keep_last: float = 0.0,
         name: str = "sources",
-        clock: Clock | None = None,
     ) -> None:
         """Read `sources`, async functions by name; decorate each with its guard.
 
@@ -149,7 +148,7 @@ class Collect(Generic[T]):
         self.within = check.seconds("within", within)
         self.keep_last = check.seconds("keep_last", keep_last, zero=True, infinite=True)
         self._sources = dict(sources)
-        self.clock = current_clock() if clock is None else check_clock(clock)
+        self.clock = current_clock()
         began = self.clock.now()
         self._last: dict[str, tuple[T, float]] = {}
         self._answered_at = dict.fromkeys(sources, began)
@@ -170,8 +169,10 @@ class Collect(Generic[T]):
         tasks = {
             name: asyncio.create_task(_awaited(read), name=f"{self.name}: {name}")
             for name, read in self._sources.items()
-            if not self._goes_on(name)
+            if not self._still_runs(name)
         }
+        for task in tasks.values():
+            task.add_done_callback(_retrieve)
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), timeout=self.within)
@@ -232,7 +233,7 @@ class Collect(Generic[T]):
             return Reading(ReadingState.STALE, value, now - read_at, cause, since)
         return Reading(ReadingState.UNAVAILABLE, None, 0.0, cause, since)
 
-    def _goes_on(self, name: str) -> bool:
+    def _still_runs(self, name: str) -> bool:
         """Return whether a read that was cancelled has not ended, in this event loop."""
         task, loop = self._late.get(name), asyncio.get_running_loop()
         return task is not None and not task.done() and task.get_loop() is loop
@@ -318,3 +319,9 @@ class CollectSource(IterableSource[Collection[T]]):
 
 async def _awaited(read: Callable[[], Awaitable[T]]) -> T:
     return await read()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Look at an error that may never be looked at, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

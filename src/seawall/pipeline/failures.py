@@ -11,7 +11,7 @@ from seawall.errors import CircuitOpen, DeadlineExceeded, Rejected
 from seawall.models.backoff import full_jitter
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.invocation import LOST, is_lost
-from seawall.pipeline.item import CURRENT, DROP, Ending, Item, Lesser
+from seawall.pipeline.item import CURRENT, DROP, Ending, Item, ItemDegradation
 from seawall.pipeline.stage import Degrade, NotBefore, Stage
 from seawall.runtime.functions import kind_of
 
@@ -95,7 +95,7 @@ class FailureHandler:
                 return
             item.value = value
         self._counts.degraded += 1
-        item.lesser = (*item.lesser, Lesser(stage.name, described(error)))
+        item.degradations = (*item.degradations, ItemDegradation(stage.name, described(error)))
         pending = self._following.take(item)
         if pending is not None:
             await pending

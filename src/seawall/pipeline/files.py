@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 from seawall import _checks as check
-from seawall.clock import Clock
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, not_a_place, room_behind
-from seawall.pipeline.source import Faulty, checked_name
+from seawall.pipeline.checkpoint import CheckpointTarget, SavedPlace, not_a_place, wait_for_oldest
+from seawall.pipeline.source import FaultyItem, checked_name
 from seawall.runtime.driver import sleep_async
 
 T = TypeVar("T")
@@ -59,13 +58,12 @@ class FileSource(Generic[T]):
         self,
         path: str | os.PathLike[str],
         parse: Callable[[bytes], T],
-        is_whole: Callable[[bytes], bool],
+        is_whole: Callable[[list[bytes]], bool],
         *,
-        checkpoint: KeptIn,
+        checkpoint: CheckpointTarget,
         every: float,
         follow: bool,
         name: str | None,
-        clock: Clock | None,
     ) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise TypeError(f"path={path!r}: write the path of a file, such as 'orders.jsonl'")
@@ -73,7 +71,7 @@ class FileSource(Generic[T]):
         self.name = self.path.name if name is None else checked_name(name)
         self._parse = parse
         self._is_whole = is_whole
-        self._place = SavedPlace(checkpoint, every, clock)
+        self._place = SavedPlace(checkpoint, every)
         self._follow = check.flag("follow", follow)
         self._reading: _OpenFile | None = None
         self._files: dict[int, _OpenFile] = {}
@@ -87,7 +85,7 @@ class FileSource(Generic[T]):
         while True:
             reading = self._reading or await self._open()
             if reading is not None:
-                await room_behind(reading.positions, self.name)
+                await wait_for_oldest(reading.positions, self.name)
                 is_last = reading.is_abandoned or not self._follow
                 records: list[tuple[Any, int]] = []
                 if reading.is_the_same():
@@ -106,7 +104,7 @@ class FileSource(Generic[T]):
             await sleep_async(LOOK_EVERY)
 
     def _value_of(self, record: Any) -> Any:
-        return record if isinstance(record, Faulty) else self._parse(record)
+        return record if isinstance(record, FaultyItem) else self._parse(record)
 
     async def acknowledge(self, handles: Sequence[FilePlace]) -> None:
         """Move the checkpoint, and save it now and then."""
@@ -345,11 +343,11 @@ class _OpenFile:
         return True
 
     def read(
-        self, most: int, is_whole: Callable[[bytes], bool], *, is_last: bool
+        self, most: int, is_whole: Callable[[list[bytes]], bool], *, is_last: bool
     ) -> list[tuple[Any, int]]:
         """Return the next whole records, each with its end; the last line may lack its newline.
 
-        A record is bytes, or `Faulty`.
+        A record is bytes, or a `FaultyItem`.
         """
         records: list[tuple[Any, int]] = []
         while len(records) < most:
@@ -367,21 +365,23 @@ class _OpenFile:
             records.append((found, self.end))
         return records
 
-    def _record(self, is_whole: Callable[[bytes], bool]) -> tuple[bytes, bool] | None:
+    def _record(self, is_whole: Callable[[list[bytes]], bool]) -> tuple[bytes, bool] | None:
         """Return the next record, and whether it is whole; None if it is too long."""
         self.file.seek(self.end)
-        record = b""
+        lines: list[bytes] = []
+        size = 0
         while True:
             line = self.file.readline(LONGEST_RECORD + 1)
-            record += line
-            if len(record) > LONGEST_RECORD:
+            lines.append(line)
+            size += len(line)
+            if size > LONGEST_RECORD:
                 return None
             if not line.endswith(b"\n"):
-                return record, False
-            if is_whole(record):
-                return record, True
+                return b"".join(lines), False
+            if is_whole(lines):
+                return b"".join(lines), True
 
-    def _first_line(self, *, is_last: bool) -> tuple[Faulty, int]:
+    def _first_line(self, *, is_last: bool) -> tuple[FaultyItem, int]:
         """Return the first line of a record that is too long, as it began, and its size."""
         self.file.seek(self.end)
         line = self.file.readline(LONGEST_RECORD)
@@ -390,7 +390,7 @@ class _OpenFile:
             line = self.file.readline(LONGEST_RECORD)
             size += len(line)
         error = ValueError(f"the record at byte {self.end} is longer than {LONGEST_RECORD} bytes")
-        return Faulty(_text(begins), error), size if line or is_last else 0
+        return FaultyItem(_text(begins), error), size if line or is_last else 0
 
     def has_more(self) -> bool:
         """Return whether there is something behind the last record of a rotated file."""
@@ -402,11 +402,10 @@ class _OpenFile:
 def lines(
     path: str | os.PathLike[str],
     *,
-    checkpoint: KeptIn = None,
+    checkpoint: CheckpointTarget = None,
     every: float = 1.0,
     follow: bool = False,
     name: str | None = None,
-    clock: Clock | None = None,
 ) -> FileSource[str]:
     """Read the lines of a file, as text without their ends; undecodable bytes are replaced.
 
@@ -418,23 +417,21 @@ def lines(
     return FileSource(
         path,
         _text,
-        lambda _record: True,
+        lambda _lines: True,
         checkpoint=checkpoint,
         every=every,
         follow=follow,
         name=name,
-        clock=clock,
     )
 
 
 def csv_rows(
     path: str | os.PathLike[str],
     *,
-    checkpoint: KeptIn = None,
+    checkpoint: CheckpointTarget = None,
     every: float = 1.0,
     follow: bool = False,
     name: str | None = None,
-    clock: Clock | None = None,
 ) -> FileSource[list[str]]:
     """Read the records of a CSV file as lists of texts, the header too; quotes may span lines.
 
@@ -449,7 +446,6 @@ def csv_rows(
         every=every,
         follow=follow,
         name=name,
-        clock=clock,
     )
 
 
@@ -465,15 +461,14 @@ def _row(record: bytes) -> list[str]:
         return [_text(record)]
 
 
-def _is_whole_row(record: bytes) -> bool:
+def _is_whole_row(lines: list[bytes]) -> bool:
     """Return whether a record ends here, as `csv` sees it: a quote within a text is a character.
 
     Called after each line; so of several lines, all before the last one are not whole.
     """
-    last = record.rfind(b"\n", 0, -1) + 1
-    if record.find(b'"', last) < 0:
-        return last == 0
-    rows = csv.reader([record.decode("utf-8", "replace"), ""])
+    if b'"' not in lines[-1]:
+        return len(lines) == 1
+    rows = csv.reader([b"".join(lines).decode("utf-8", "replace"), ""])
     try:
         next(rows)
     except csv.Error:

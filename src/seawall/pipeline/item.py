@@ -1,7 +1,7 @@
 """An item on its way through a pipeline, and how it ended.
 
-Promises: an item ends exactly once, as one of four `Ending`s; what made it a lesser item stays with
-it to the end.
+Promises: an item ends exactly once, as one of four `Ending`s; what degraded it stays with it to
+the end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Ending(StrEnum):
     """It was not finished when the pipeline stopped; the source has it again."""
 
 
-class Lesser(NamedTuple):
-    """Why an item is less than it should be."""
+class ItemDegradation(NamedTuple):
+    """What an item lacks since a stage failed, and went on with `degrade`."""
 
     stage: str
     """Where that happened."""
@@ -57,10 +57,10 @@ class Item:
     __slots__ = (
         "attempts",
         "deaths",
+        "degradations",
         "entered_at",
         "handle",
         "key",
-        "lesser",
         "read_at",
         "source",
         "stage",
@@ -81,8 +81,8 @@ class Item:
         """Number of worker processes that have died of it, in any stage."""
         self.key: Hashable = None
         """By which it is ordered in that stage."""
-        self.lesser: tuple[Lesser, ...] = ()
-        """Why it is less than it should be; empty for a whole item."""
+        self.degradations: tuple[ItemDegradation, ...] = ()
+        """Why it is less than it should be; empty for a complete item."""
 
     def __repr__(self) -> str:
         return f"<Item {self.id} in {self.stage!r}>"
@@ -91,11 +91,6 @@ class Item:
     def id(self) -> str:
         """Its name in logs and on pages, unique in its source."""
         return f"{self.source.name}:{self.handle}"
-
-    @property
-    def is_degraded(self) -> bool:
-        """Whether it is less than it should be."""
-        return bool(self.lesser)
 
 
 class DeadLetter(NamedTuple):
@@ -110,12 +105,12 @@ class DeadLetter(NamedTuple):
     attempts: int
     at: float
     """When, in seconds since the epoch."""
-    lesser: tuple[Lesser, ...] = ()
+    degradations: tuple[ItemDegradation, ...] = ()
     traceback: str = ""
     """Where the error was raised, without secrets and bounded; empty if it was not."""
 
 
-class Ended(NamedTuple):
+class ItemResult(NamedTuple):
     """How one item ended, as `Pipeline.test` returns it."""
 
     value: Any
@@ -125,7 +120,7 @@ class Ended(NamedTuple):
     """Where it ended."""
     cause: str = ""
     attempts: int = 0
-    lesser: tuple[Lesser, ...] = ()
+    degradations: tuple[ItemDegradation, ...] = ()
 
 
 CURRENT: Final[ContextVar[Item]] = ContextVar("seawall_item")

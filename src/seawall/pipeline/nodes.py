@@ -176,7 +176,7 @@ class WorkerStage:
         )
         """The sink behind this stage, if a worker can store its items there by itself."""
         behind = following if self.sink is None else self.sink.following
-        self.hands_on_to = behind if isinstance(behind, StageQueue | Exit) else None
+        self.batch_target = behind if isinstance(behind, StageQueue | Exit) else None
         """The node that takes several items together, behind that sink if there is one."""
         self.no_room = f"no room in {following.name!r}"
         """Why a worker waits that has finished an item."""

@@ -27,7 +27,7 @@ from seawall.clock import new_random
 from seawall.pipeline.counts import StageCounts, idle_snapshot
 from seawall.pipeline.dead_letters import DeadLetters, MemoryDeadLetters
 from seawall.pipeline.dead_letters.replay import LetterSource, ReplayReader, letter_ids
-from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
+from seawall.pipeline.item import DeadLetter, Ending, Item, ItemResult
 from seawall.pipeline.nodes import Branch, Exit, InlineStage, Node, WorkerStage
 from seawall.pipeline.reader import SourceReader, source_snapshot
 from seawall.pipeline.run import PipelineRun
@@ -340,12 +340,12 @@ class Pipeline:
         """Return what may surprise: order that is lost on the way."""
         found: dict[str, None] = {}
         ways = [(read.ways["following"], "") for read in reversed(self._reads)]
-        gone: set[tuple[int, str]] = set()
+        visited: set[tuple[int, str]] = set()
         while ways:
             step, before = ways.pop()
-            if step is None or (id(step), before) in gone:
+            if step is None or (id(step), before) in visited:
                 continue
-            gone.add((id(step), before))
+            visited.add((id(step), before))
             stage = step.what
             if isinstance(stage, Stage):
                 if stage.ordered_by is not None and before:
@@ -475,7 +475,9 @@ class Pipeline:
             ],
         }
 
-    def test(self, items: Iterable[Any], *, call_sinks: bool = False, seed: int = 0) -> list[Ended]:
+    def test(
+        self, items: Iterable[Any], *, call_sinks: bool = False, seed: int = 0
+    ) -> list[ItemResult]:
         """Run it in memory on virtual time, and return how each of `items` ended, in their order.
 
         `items` take the place of every source, and plain functions run without pools. Stages are
@@ -484,13 +486,13 @@ class Pipeline:
         _refuse_in_loop("test()", "a plain test function, not an async one")
         self._check_complete()
         check.flag("call_sinks", call_sinks)
-        ended: dict[int, Ended] = {}
+        ended: dict[int, ItemResult] = {}
         """By place among `items`."""
 
         async def keep(_letter: DeadLetter) -> None:
             """Do nothing: the end of the item says it all."""
 
-        def on_end(item: Item, how: Ended) -> None:
+        def on_end(item: Item, how: ItemResult) -> None:
             ended[item.handle] = how
 
         async def main() -> None:

@@ -19,10 +19,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from seawall import _checks as check
-from seawall.clock import Clock, check_clock, current_clock, epoch_of
+from seawall.clock import current_clock, epoch_of
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, room_behind
-from seawall.pipeline.source import Faulty, checked_name, name_for
+from seawall.pipeline.checkpoint import CheckpointTarget, SavedPlace, wait_for_oldest
+from seawall.pipeline.source import FaultyItem, checked_name, name_for
 from seawall.runtime.abandon import end
 from seawall.runtime.driver import sleep_async
 from seawall.runtime.functions import kind_of
@@ -70,17 +70,16 @@ class PageSource(Generic[T]):
         *,
         start: Any,
         every: float,
-        checkpoint: KeptIn,
+        checkpoint: CheckpointTarget,
         save_every: float,
         name: str,
-        clock: Clock | None,
     ) -> None:
         self.name = checked_name(name)
         self._ask = ask
         self._kind = kind
         self._every = check.seconds("every", every)
-        self._place = SavedPlace(checkpoint, save_every, clock)
-        self._now = (current_clock() if clock is None else check_clock(clock)).now
+        self._place = SavedPlace(checkpoint, save_every)
+        self._now = current_clock().now
         self._cursor = self._ended = start
         """Where the next page is; and where it was before the first item that has not ended."""
         self._is_resumed = False
@@ -96,7 +95,7 @@ class PageSource(Generic[T]):
         """Return the items of a page; wait for the next one if there are none left."""
         if not self._is_resumed:
             await self._resume()
-        await room_behind(self._positions, self.name)
+        await wait_for_oldest(self._positions, self.name)
         while not self._ready:
             if self._asking is None:
                 await sleep_async(max(0.0, self._next_at - self._now()))
@@ -183,20 +182,17 @@ def calls(
     *,
     every: float = 1.0,
     name: str | None = None,
-    clock: Clock | None = None,
 ) -> PageSource[T]:
     """Read what `function()` returns, called `every` so many seconds: items, or None for none.
 
     It is plain or async; a plain one runs in the event loop, so it must not block. What was
     returned and has not ended is lost with the process: for a place to go on from, see `pages`.
     """
-    checked = check.function("function", function)
-    is_async = kind_of(checked) == "async"
+    called = _awaited(function)
     numbers = count(1)
 
     async def ask(_cursor: Any) -> Page[T] | None:
-        found: Any = checked()
-        items = await found if is_async else found
+        items = await called()
         return None if items is None else Page(items, id=f"{next(numbers)}")
 
     return PageSource(
@@ -206,8 +202,7 @@ def calls(
         every=every,
         checkpoint=None,
         save_every=1.0,
-        name=name_for(checked, name),
-        clock=clock,
+        name=name_for(function, name),
     )
 
 
@@ -216,10 +211,9 @@ def pages(
     *,
     every: float = 1.0,
     start: Any = None,
-    checkpoint: KeptIn = None,
+    checkpoint: CheckpointTarget = None,
     save_every: float = 1.0,
     name: str | None = None,
-    clock: Clock | None = None,
 ) -> PageSource[T]:
     """Read pages by `function(cursor)`: it returns a `Page` with the next cursor, or None for none.
 
@@ -228,15 +222,13 @@ def pages(
     run goes on at the cursor before which all items have ended; it is saved every `save_every`
     seconds. The function is plain or async; a plain one must not block.
     """
-    checked = check.function("function", function)
-    is_async = kind_of(checked) == "async"
+    called = _awaited(function)
 
     async def ask(cursor: Any) -> Page[T] | None:
-        found: Any = checked(cursor)
-        page = await found if is_async else found
+        page = await called(cursor)
         if page is not None and not isinstance(page, Page):
             raise TypeError(
-                f"{checked!r} returned {page!r:.80}: write Page(items, cursor), or None"
+                f"{function!r} returned {page!r:.80}: write Page(items, cursor), or None"
             )
         return page
 
@@ -247,9 +239,20 @@ def pages(
         every=every,
         checkpoint=checkpoint,
         save_every=save_every,
-        name=name_for(checked, name),
-        clock=clock,
+        name=name_for(function, name),
     )
+
+
+def _awaited(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return an async function that calls a plain or async one."""
+    check.function("function", function)
+    if kind_of(function) == "async":
+        return function
+
+    async def called(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return called
 
 
 def poll(
@@ -259,10 +262,9 @@ def poll(
     every: float = 60.0,
     items: Callable[[Any], Iterable[Any]] | None = None,
     following: Callable[[Any], str | None] | None = None,
-    checkpoint: KeptIn = None,
+    checkpoint: CheckpointTarget = None,
     save_every: float = 1.0,
     name: str | None = None,
-    clock: Clock | None = None,
 ) -> PageSource[Any]:
     """Read `url` by GET, `every` so many seconds, by an `httpx.AsyncClient` with a guard.
 
@@ -304,7 +306,6 @@ def poll(
         checkpoint=checkpoint,
         save_every=save_every,
         name=(urlsplit(url).hostname or "poll") if name is None else name,
-        clock=clock,
     )
 
 
@@ -320,7 +321,7 @@ def _page_of(
         found = [response.json()] if items is None else list(items(response))
         further = None if following is None else following(response)
     except Exception as error:  # noqa: BLE001 - of the user's functions, or no JSON
-        found = [Faulty(response.text, error)]
+        found = [FaultyItem(response.text, error)]
     etag = response.headers.get("etag")
     cursor = {"url": url if further is None else further}
     if further is None and etag is not None:

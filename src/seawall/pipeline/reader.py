@@ -19,7 +19,7 @@ from seawall.pipeline.counts import StageCounts, Throughput
 from seawall.pipeline.failures import BLOCKED
 from seawall.pipeline.item import Item
 from seawall.pipeline.nodes import Node
-from seawall.pipeline.source import Faulty, wait_within
+from seawall.pipeline.source import FaultyItem, wait_within
 from seawall.pipeline.stage_queue import StageQueue
 from seawall.runtime.abandon import end, is_cancelled
 from seawall.runtime.driver import sleep_async
@@ -36,7 +36,7 @@ READABLE_AFTER: Final = 30.0
 """Seconds after which a source that waits for items, instead of failing, can be read again."""
 ACK_WITHIN: Final = 5.0
 """Seconds for reporting the last ends to a source after a stop, and for closing it."""
-TELL_AGAIN: Final = 0.2
+REPORT_AGAIN: Final = 0.2
 """Seconds after which ends that a source did not take are reported to it again."""
 
 FOR_GOOD: Final = (
@@ -133,7 +133,7 @@ class SourceReader:
             run.begin(items, self)
             self.read += len(items)
             self._last_at = at
-            if Faulty in map(type, map(_value_of, pulled)):
+            if FaultyItem in map(type, map(_value_of, pulled)):
                 items = await self._set_aside(items)
             if queue is not None and len(items) <= queue.room:
                 queue.take_many(items)
@@ -152,7 +152,7 @@ class SourceReader:
         """Make dead letters of faulty items; return the others."""
         sound, counts = [], StageCounts()
         for item in items:
-            if isinstance(item.value, Faulty):
+            if isinstance(item.value, FaultyItem):
                 item.value, error, item.attempts = item.value
                 await self._run.bury(item, self.source.name, counts, error)
             else:
@@ -259,7 +259,7 @@ class SourceReader:
     async def _pause(self, seconds: float) -> None:
         """Wait before reporting to a source again; not for long when the run is over."""
         if self._over.is_set():
-            await sleep_async(min(seconds, TELL_AGAIN))
+            await sleep_async(min(seconds, REPORT_AGAIN))
         else:
             await wait_within(self._over, seconds)
 

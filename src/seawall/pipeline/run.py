@@ -23,7 +23,7 @@ from seawall.events.bus import emit
 from seawall.pipeline.counts import StageCounts
 from seawall.pipeline.failures import BLOCKED
 from seawall.pipeline.invocation import LOST, ItemLost
-from seawall.pipeline.item import DeadLetter, Ended, Ending, Item
+from seawall.pipeline.item import DeadLetter, Ending, Item, ItemResult
 from seawall.pipeline.nodes import Branch, InlineStage, WorkerStage
 from seawall.runtime.abandon import end, is_cancelled
 from seawall.runtime.driver import sleep_async
@@ -53,7 +53,7 @@ class PipelineRun:
         dead_letters: Callable[[DeadLetter], Awaitable[None]],
         rng: Random,
         may_lose_items: bool = False,
-        on_end: Callable[[Item, Ended], None] | None = None,
+        on_end: Callable[[Item, ItemResult], None] | None = None,
         letter_id: Callable[[str], str] = str,
     ) -> None:
         """Start without items; `nodes` and `readers` are set when the graph is built.
@@ -75,7 +75,7 @@ class PipelineRun:
         self.read = 0
         self.ends = dict.fromkeys(Ending, 0)
         self.degraded = 0
-        """Items that ended in a sink as lesser ones."""
+        """Degraded items that ended in a sink."""
         self.is_ending = False
         """Whether no more items will be read."""
         self.is_closing = False
@@ -105,7 +105,7 @@ class PipelineRun:
             reader.returned.append(item.handle)
         else:
             reader.acknowledged.append(item.handle)
-            if item.lesser and ending is _SINK:
+            if item.degradations and ending is _SINK:
                 self.degraded += 1
         if not reader.has_ends:
             reader.has_ends = True
@@ -114,7 +114,9 @@ class PipelineRun:
             self._emptied.set()
         if self._on_end is not None:
             cause = "" if error is None else described(error)
-            ended = Ended(item.value, ending, item.stage, cause, item.attempts, item.lesser)
+            ended = ItemResult(
+                item.value, ending, item.stage, cause, item.attempts, item.degradations
+            )
             self._on_end(item, ended)
 
     def end_many(self, items: list[Item]) -> None:
@@ -127,7 +129,7 @@ class PipelineRun:
         self.ends[_SINK] += len(items)
         for item in items:
             live.pop(item).acknowledged.append(item.handle)
-            if item.lesser:
+            if item.degradations:
                 self.degraded += 1
         for reader in self._all_readers:
             if reader.acknowledged and not reader.has_ends:
@@ -154,7 +156,7 @@ class PipelineRun:
         cause = described(error)
         id_ = item.id if getattr(item.source, "keeps_ids", False) else self._letter_id(item.id)
         letter = DeadLetter(
-            id_, item.value, stage, cause, item.attempts, at, item.lesser, traceback_of(error)
+            id_, item.value, stage, cause, item.attempts, at, item.degradations, traceback_of(error)
         )
         pauses = BLOCKED.delays(self.random)
         while True:

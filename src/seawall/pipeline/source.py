@@ -16,9 +16,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from itertools import count, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from seawall.clock import Clock
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import KeptIn, SavedPlace, room_behind
+from seawall.pipeline.checkpoint import CheckpointTarget, SavedPlace, wait_for_oldest
 from seawall.resources.channel import Channel
 from seawall.runtime.functions import kind_of
 
@@ -61,7 +60,7 @@ class Source(Protocol[T_co]):
         """Let go of what it holds; a second time it does nothing."""
 
 
-class Faulty(NamedTuple):
+class FaultyItem(NamedTuple):
     """Pulled in place of a value: an item that no stage can take, and why.
 
     The pipeline makes it a dead letter of its source, and acknowledges it then.
@@ -75,7 +74,7 @@ class Faulty(NamedTuple):
 
 
 class TooManyDeliveries(Exception):
-    """Why an item is `Faulty` that was delivered again and again, and no process has finished."""
+    """Why an item is faulty that was delivered again and again, and no process has finished."""
 
     def __init__(self, deliveries: int) -> None:
         super().__init__(f"delivered {deliveries} times, and no process has finished it")
@@ -97,9 +96,8 @@ class IterableSource(Generic[T]):
         items: Iterable[T] | AsyncIterable[T] | Callable[[int], Iterable[T] | AsyncIterable[T]],
         *,
         name: str = "items",
-        checkpoint: KeptIn = None,
+        checkpoint: CheckpointTarget = None,
         every: float = 1.0,
-        clock: Clock | None = None,
     ) -> None:
         """Read `items` once, from their beginning.
 
@@ -112,7 +110,7 @@ class IterableSource(Generic[T]):
         self.keeps_ids = checkpoint is not None
         self.returned: list[int] = []
         """The places of items that were given back, in the order of the iterable."""
-        self._place = SavedPlace(checkpoint, every, clock)
+        self._place = SavedPlace(checkpoint, every)
         self._positions: Positions | None = None
         """Which items have ended; None without a checkpoint, and before the first pull."""
         self._items = items
@@ -130,6 +128,7 @@ class IterableSource(Generic[T]):
 
     def _begin(self, items: Any) -> None:
         _check_iterable(items)
+        self._error = None
         if isinstance(items, AsyncIterable):
             self._async = aiter(items)
         else:
@@ -157,7 +156,7 @@ class IterableSource(Generic[T]):
             await self._resume()
             positions = self._positions
         if positions is not None:
-            await room_behind(positions, self.name)
+            await wait_for_oldest(positions, self.name)
         if self._sync is not None:
             pulled = self._next_of(self._sync, most)
         else:

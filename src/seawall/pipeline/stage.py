@@ -65,7 +65,7 @@ class Degrade(NamedTuple):
 
 
 def degrade(function: Callable[[Any, Exception], Any], /) -> Degrade:
-    """Go on with a lesser item: `function(value, error)` makes it, plain or async.
+    """Go on with a degraded item: `function(value, error)` makes it, plain or async.
 
     Of a sink, the function is the fallback: it stores the value elsewhere. If it fails too, the
     item is a dead letter.

@@ -1,4 +1,4 @@
-"""The bounded queue in front of the workers of a stage, with one lane for each key.
+"""The bounded queue in front of the workers of a stage, with a queue for each key.
 
 Promises:
 - It never holds more items than its capacity; callers with more of them wait in FIFO order.
@@ -36,15 +36,15 @@ class StageQueue:
         self._counts = counts
         self._key_of = stage.ordered_by
         self._capacity = stage.capacity
-        self._lanes: dict[Hashable, deque[Item]] = {}
+        self._by_key: dict[Hashable, deque[Item]] = {}
         """For each key that is at work, the items that wait for it."""
-        self._in_lanes = 0
+        self._waiting_by_key = 0
         self._idle: Waiters = deque()
 
     @property
     def held(self) -> int:
         """Number of items that wait here."""
-        return len(self.ready) + self._in_lanes
+        return len(self.ready) + self._waiting_by_key
 
     @property
     def free(self) -> int:
@@ -84,15 +84,15 @@ class StageQueue:
         if self._key_of is not None:
             try:
                 item.key = self._key_of(item.value)
-                lane = self._lanes.get(item.key)
+                waiting = self._by_key.get(item.key)
             except Exception as error:  # noqa: BLE001 - of the user's function, or an unhashable key
                 self._counts.add_failure(error)
                 return self._run.bury(item, self.name, self._counts, error)
-            if lane is not None:
-                lane.append(item)
-                self._in_lanes += 1
+            if waiting is not None:
+                waiting.append(item)
+                self._waiting_by_key += 1
                 return None
-            self._lanes[item.key] = deque()
+            self._by_key[item.key] = deque()
         self.ready.append(item)
         _wake(self._idle)
         return None
@@ -111,7 +111,7 @@ class StageQueue:
         """Wait until there may be items to begin with, or until the instant `until`."""
         await self._wait(self._idle, until)
 
-    def make_way(self) -> None:
+    def wake_blocked(self) -> None:
         """Wake those waiting for room once half is free: cheaper than waking them one by one."""
         held = self.held
         if held <= self._capacity // 2:
@@ -122,13 +122,13 @@ class StageQueue:
         """Let the next item of the same key begin."""
         if self._key_of is None:
             return
-        lane = self._lanes[key]
-        if lane:
-            self.ready.append(lane.popleft())
-            self._in_lanes -= 1
+        waiting = self._by_key[key]
+        if waiting:
+            self.ready.append(waiting.popleft())
+            self._waiting_by_key -= 1
             _wake(self._idle)
         else:
-            del self._lanes[key]
+            del self._by_key[key]
 
     def wake_all(self) -> None:
         """Wake all idle workers: there may be nothing more to wait for."""
@@ -161,8 +161,8 @@ class StageQueue:
     def waiting(self) -> Iterator[Item]:
         """Return the items that no worker has yet; from any thread."""
         yield from list(self.ready)
-        for lane in list(self._lanes.values()):
-            yield from list(lane)
+        for waiting in list(self._by_key.values()):
+            yield from list(waiting)
 
 
 def _wake(queue: Waiters) -> None:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, overload
 
 from seawall import _checks as check
-from seawall.clock import Clock
 from seawall.durable import Database, Inbox, Sqlite
 from seawall.durable.database.database import checked_database, in_thread
 from seawall.durable.database.table_reader import DatabaseCheckpoint, TableReader
 from seawall.models.fifo import Positions
-from seawall.pipeline.checkpoint import SavedPlace, room_behind
+from seawall.pipeline.checkpoint import SavedPlace, wait_for_oldest
 from seawall.pipeline.item import CURRENT_BATCH, Item, current_item
 from seawall.pipeline.source import checked_name
 from seawall.pipeline.stage import BatchFailed
@@ -62,7 +61,7 @@ class TableSource:
         positions = self._positions
         if positions is None:
             positions = await self._resume()
-        await room_behind(positions, self.name)
+        await wait_for_oldest(positions, self.name)
         while True:
             rows, more = await self._reader.read(self._last, most)
             if rows:
@@ -115,7 +114,6 @@ def table(
     follow: bool = False,
     poll: float = 1.0,
     source: str | None = None,
-    clock: Clock | None = None,
 ) -> TableSource:
     """Read the rows of the table `name`, or "schema.name", as dictionaries of `columns`, or of all.
 
@@ -137,7 +135,7 @@ def table(
         TableReader(checked, name, position, listed or None),
         name=name if source is None else checked_name(source),
         after=check.count("after", after, minimum=0),
-        place=SavedPlace(kept, every, clock),
+        place=SavedPlace(kept, every),
         follow=check.flag("follow", follow),
         poll=check.seconds("poll", poll),
     )

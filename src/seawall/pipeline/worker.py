@@ -94,7 +94,7 @@ class ItemWorker(StageWorker):
         """Hand on what is finished, and wake those that wait for room."""
         self._handover.flush()
         if self._queue.blocked:
-            self._queue.make_way()
+            self._queue.wake_blocked()
         if self._item is not self._suspended:
             self._suspended = self._item
             self.since = self._run.now()
@@ -197,7 +197,7 @@ class Handover:
         self._counts = node.counts
         self._now = node.run.now
         self._take = node.following.take
-        self._target = node.hands_on_to
+        self._target = node.batch_target
 
     def add(self, item: Item) -> Awaitable[None] | None:
         """Take a finished item, and look up the room; return what to await, if anything."""

@@ -13,9 +13,10 @@ from seawall import _checks as check
 from seawall import registry
 from seawall._failures import described, split_report
 from seawall.durable.database.connections import NamedQuery
-from seawall.durable.database.database import Database, Operation
+from seawall.durable.database.database import Database
 from seawall.durable.database.json_values import json_text
 from seawall.durable.database.statements import containing
+from seawall.durable.database.twins import transaction_twins, twins
 from seawall.jobs.wakeups import READY, Wakeups
 from seawall.jobs.work_list import BEYOND, OPENED, WorkItem, WorkPage, page_of, page_request
 from seawall.models.queue.jobs import BROWSED
@@ -30,7 +31,7 @@ from seawall.pipeline.dead_letters.letters import (
     stored_id,
     whole_micros,
 )
-from seawall.pipeline.item import DeadLetter, Lesser
+from seawall.pipeline.item import DeadLetter, ItemDegradation
 from seawall.pipeline.source import checked_name
 from seawall.runtime.driver import Steps
 
@@ -78,7 +79,7 @@ class DatabaseDeadLetters:
 
     # For operators
 
-    def browse(
+    def _browse(
         self,
         state: str = "dead",
         *,
@@ -86,7 +87,7 @@ class DatabaseDeadLetters:
         after: str | None = None,
         limit: int = 50,
         payloads: bool = True,
-    ) -> WorkPage:
+    ) -> Steps[WorkPage]:
         """Return a page of the letters that are dead, waiting or claimed, the latest first.
 
         Up to 100. `search` is looked for in id, stage, cause and value, whatever the case of
@@ -94,55 +95,56 @@ class DatabaseDeadLetters:
         letters: a page may have fewer than `limit`, and still a `next`. Without `payloads`, values
         are neither read nor searched.
         """
-        return self.database.run(self._browsing(state, search, after, limit, payloads=payloads))
+        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
+        arguments = {
+            "pipeline": self.name,
+            "state": state,
+            "pattern": containing(asked.search),
+            "cut": asked.cut,
+            "number": asked.number if asked.id else BEYOND,
+            "id": asked.id,
+            "most": BROWSED,
+        }
+        rows = yield NamedQuery("dead_letters.browse", arguments).alone
+        return page_of(rows, asked.limit, self._item)
 
-    async def abrowse(
-        self,
-        state: str = "dead",
-        *,
-        search: str = "",
-        after: str | None = None,
-        limit: int = 50,
-        payloads: bool = True,
-    ) -> WorkPage:
-        """Async twin of `browse`."""
-        asked = self._browsing(state, search, after, limit, payloads=payloads)
-        return await self.database.arun(asked)
+    browse, abrowse = twins(_browse)
 
-    def inspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002 - it is one
+    def _inspect(self, id: str, *, payload: bool = True) -> Steps[WorkItem | None]:  # noqa: A002
         """Return a letter with up to 64 Ki characters of its value; None if there is none."""
-        return self.database.run(self._inspecting(id, payload=payload))
+        cut = OPENED if check.flag("payload", payload) else 0
+        rows = yield NamedQuery("dead_letters.inspect", {**self._named(id), "cut": cut}).alone
+        return self._item(rows[0]) if rows else None
 
-    async def ainspect(self, id: str, *, payload: bool = True) -> WorkItem | None:  # noqa: A002
-        """Async twin of `inspect`."""
-        return await self.database.arun(self._inspecting(id, payload=payload))
+    inspect, ainspect = twins(_inspect)
 
-    def retry(self, id: str) -> bool:  # noqa: A002
+    def _retry(self, id: str) -> Steps[bool]:  # noqa: A002
         """Have a dead letter replayed by a running pipeline; False if there is none.
 
         Also False if its value could not be stored: such a letter has no "retry" among its `acts`.
         """
-        return self._retried(self.database.run(self._changing("retry", id)))
+        done = bool((yield NamedQuery("dead_letters.retry", self._named(id)).alone))
+        if done:
+            self.wakeups.ring(READY)
+        return done
 
-    async def aretry(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `retry`."""
-        return self._retried(await self.database.arun(self._changing("retry", id)))
+    retry, aretry = twins(_retry)
 
-    def drop(self, id: str) -> bool:  # noqa: A002
+    def _drop(self, id: str) -> Steps[bool]:  # noqa: A002
         """Delete a letter that is not being replayed; False if there is none."""
-        return self.database.run(self._changing("drop", id))
+        return bool((yield NamedQuery("dead_letters.drop", self._named(id)).alone))
 
-    async def adrop(self, id: str) -> bool:  # noqa: A002
-        """Async twin of `drop`."""
-        return await self.database.arun(self._changing("drop", id))
+    drop, adrop = twins(_drop)
 
-    def counts(self) -> dict[str, tuple[int, float]]:
+    def _counts(self) -> Steps[dict[str, tuple[int, float]]]:
         """Return how many letters are in each state, and since when the first; reads the table."""
-        return self.database.run(self._counting)
+        rows = yield NamedQuery("dead_letters.counts", {"pipeline": self.name})
+        found = {state: (count, max(0, now - since) / 1e6) for state, count, since, now in rows}
+        counts = {state: found.get(state, (0, 0.0)) for state in STATES}
+        registry.answered(self, counts)
+        return counts
 
-    async def acounts(self) -> dict[str, tuple[int, float]]:
-        """Async twin of `counts`."""
-        return await self.database.arun(self._counting)
+    counts, acounts = transaction_twins(_counts)
 
     # For the pipeline
 
@@ -155,7 +157,7 @@ class DatabaseDeadLetters:
             "stage": letter.stage,
             "format": form,
             "value": text,
-            "lesser": json.dumps(letter.lesser),
+            "lesser": json.dumps(letter.degradations),
             "error": f"{letter.cause}\n{letter.traceback}" if letter.traceback else letter.cause,
             "attempts": letter.attempts,
             "failed_at": whole_micros(letter.at),
@@ -181,58 +183,8 @@ class DatabaseDeadLetters:
 
     # How it is done
 
-    def _browsing(
-        self, state: str, search: str, after: str | None, limit: int, *, payloads: bool
-    ) -> Operation[WorkPage]:
-        asked = page_request(self.WORK_STATES, state, search, after, limit, payloads)
-        arguments = {
-            "pipeline": self.name,
-            "state": state,
-            "pattern": containing(asked.search),
-            "cut": asked.cut,
-            "number": asked.number if asked.id else BEYOND,
-            "id": asked.id,
-            "most": BROWSED,
-        }
-
-        def steps() -> Steps[WorkPage]:
-            rows = yield NamedQuery("dead_letters.browse", arguments)
-            return page_of(rows, asked.limit, self._item)
-
-        return steps
-
-    def _inspecting(self, id_: str, *, payload: bool) -> Operation[WorkItem | None]:
-        cut = OPENED if check.flag("payload", payload) else 0
-        arguments = {**self._named(id_), "cut": cut}
-
-        def steps() -> Steps[WorkItem | None]:
-            rows = yield NamedQuery("dead_letters.inspect", arguments)
-            return self._item(rows[0]) if rows else None
-
-        return steps
-
-    def _changing(self, which: str, id_: str) -> Operation[bool]:
-        asked = NamedQuery(f"dead_letters.{which}", self._named(id_))
-
-        def steps() -> Steps[bool]:
-            return bool((yield asked))
-
-        return steps
-
     def _named(self, id_: str) -> dict[str, Any]:
         return {"pipeline": self.name, "id": stored_id(checked_letter_id(id_))}
-
-    def _retried(self, done: bool) -> bool:  # noqa: FBT001 - what the database said
-        if done:
-            self.wakeups.ring(READY)
-        return done
-
-    def _counting(self) -> Steps[dict[str, tuple[int, float]]]:
-        rows = yield NamedQuery("dead_letters.counts", {"pipeline": self.name})
-        found = {state: (count, max(0, now - since) / 1e6) for state, count, since, now in rows}
-        counts = {state: found.get(state, (0, 0.0)) for state in STATES}
-        registry.answered(self, counts)
-        return counts
 
     def _claiming(self, most: int) -> Steps[list[ReplayClaim]]:
         lease = whole_micros(self.lease)
@@ -295,12 +247,12 @@ class DatabaseDeadLetters:
         return "json", text
 
     def _read(self, id_: str, row: Sequence[Any]) -> DeadLetter:
-        stage, form, text, lesser, error, attempts, failed_at = row
+        stage, form, text, degradations, error, attempts, failed_at = row
         if form == "json":
             value = self._decode(text)
         else:
             value = text.encode() if form == "utf-8" else b64decode(text)
-        why = tuple(Lesser(*one) for one in json.loads(lesser))
+        why = tuple(ItemDegradation(*one) for one in json.loads(degradations))
         cause, trace = split_report(error)
         return DeadLetter(id_, value, stage, cause, attempts, failed_at / 1e6, why, trace)
 

@@ -130,7 +130,7 @@ def whole_micros(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-class _Kept:
+class _StoredLetter:
     """A letter in memory."""
 
     __slots__ = ("added_at", "changed_at", "epoch", "letter", "state")
@@ -161,7 +161,7 @@ class MemoryDeadLetters:
         self.name = checked_name(name, "name of the pipeline")
         self.wakeups = Wakeups()
         self._most = check.count("most", most)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _StoredLetter] = {}
         self._clock = current_clock()
         self._mutex = Mutex()
         survives_fork(self)
@@ -281,7 +281,7 @@ class MemoryDeadLetters:
                         f"{self._most} dead letters in memory: retry or drop some, or pass"
                         " dead_letters=DatabaseDeadLetters(...)"
                     )
-                self._kept[letter.id] = _Kept(letter, now)
+                self._kept[letter.id] = _StoredLetter(letter, now)
                 return
             if letter.at != kept.letter.at:
                 letter = letter._replace(attempts=letter.attempts + kept.letter.attempts)
@@ -319,7 +319,7 @@ class MemoryDeadLetters:
                 if kept is not None and kept.counts(claim):
                     kept.change("waiting", self._clock.now())
 
-    def _item(self, kept: _Kept, cut: int) -> WorkItem:
+    def _item(self, kept: _StoredLetter, cut: int) -> WorkItem:
         letter, now = kept.letter, self._clock.now()
         value = _shown_value(letter.value).encode("utf-8", "replace")
         return WorkItem(

@@ -152,9 +152,9 @@ class ReplayReader(SourceReader):
     async def _read(self) -> None:
         store, clock = self._letters.store, current_clock()
         pauses = None
-        with Wakeup(store.wakeups, READY) as bell:
+        with Wakeup(store.wakeups, READY) as wakeup:
             while not self._is_halted:
-                bell.reset()
+                wakeup.reset()
                 pause = store.poll
                 pulled: Sequence[tuple[Any, ReplayClaim]] = ()
                 self._is_interruptible = True
@@ -175,8 +175,8 @@ class ReplayReader(SourceReader):
                 if not pulled:
                     if self._is_last:
                         return
-                    bell.until = None if pause is None else clock.now() + pause
-                    await wait_async(bell, clock)
+                    wakeup.until = None if pause is None else clock.now() + pause
+                    await wait_async(wakeup, clock)
                 self._is_interruptible = False
                 await self._replay(pulled)
 
@@ -187,7 +187,7 @@ class ReplayReader(SourceReader):
         self.read += len(items)
         for item in items:
             letter: DeadLetter = item.handle.letter
-            item.lesser = letter.lesser
+            item.degradations = letter.degradations
             node = self._stages.get(letter.stage)
             if node is None:
                 known = ", ".join(self._stages)

@@ -34,7 +34,7 @@ from seawall import _checks as check
 from seawall._failures import described
 from seawall.errors import StoreUnavailable
 from seawall.leases.lease import Lease
-from seawall.pipeline.source import Faulty, TooManyDeliveries, checked_name, wait_within
+from seawall.pipeline.source import FaultyItem, TooManyDeliveries, checked_name, wait_within
 from seawall.pipeline.stage import BatchFailed, NotBefore
 from seawall.redis.pods import SharedHeartbeats
 from seawall.redis.store import core_of
@@ -325,7 +325,7 @@ class RedisStreamSource(Generic[T]):
             del holding.marks[id_]
         pulled = [self._handed_out(holding, entry, wanted[entry.id]) for entry in entries]
         self._suspicious = None
-        if is_alone and pulled and not isinstance(pulled[0][0], Faulty):
+        if is_alone and pulled and not isinstance(pulled[0][0], FaultyItem):
             self._alone = pulled[0][1]
         return pulled
 
@@ -339,14 +339,14 @@ class RedisStreamSource(Generic[T]):
         before = delivery - 1
         if not entry.fields:
             gone = LookupError("it was removed from the stream before it was done")
-            return Faulty({}, gone, before), handle
+            return FaultyItem({}, gone, before), handle
         if before >= self.most_deliveries:
             many = TooManyDeliveries(before)
-            return Faulty(entry.fields, many, before), handle
+            return FaultyItem(entry.fields, many, before), handle
         try:
             return self._decode(entry.fields), handle
         except Exception as error:  # noqa: BLE001 - of the user's function
-            return Faulty(entry.fields, error), handle
+            return FaultyItem(entry.fields, error), handle
 
     async def _end(
         self,

@@ -77,7 +77,8 @@ class JetStreamConnection:
         if self._connecting is not None:
             connecting, self._connecting = self._connecting, None
             await end([connecting])
-            if not connecting.cancelled() and connecting.exception() is None:
+            # It may go on in spite of its cancellation.
+            if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
                 self._client = connecting.result()
         if self._connect is not None and self._client is not None:
             client, self._client = self._client, None

@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 from seawall import _checks as check
 from seawall._failures import described
 from seawall.models.backoff import full_jitter
-from seawall.pipeline.source import Faulty, TooManyDeliveries, checked_name, wait_within
+from seawall.pipeline.source import FaultyItem, TooManyDeliveries, checked_name, wait_within
 from seawall.pipeline.streams.jetstream.connection import (
     MOST_PARTITIONS,
     JetStreamConnection,
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 ALONE_AFTER: Final = 2
 """A message that was delivered more often than this is handed out alone."""
-LANES_AT_ONCE: Final = 8
+CONSUMERS_AT_ONCE: Final = 8
 """Partitions that are asked for a message at once, if there is room for fewer."""
 REQUEST_SECONDS: Final = 5.0
 """How long the server keeps a request for messages."""
@@ -76,7 +76,7 @@ _log = logging.getLogger("seawall")
 class Delivery:
     """A message that was delivered to this process; the handle of its item."""
 
-    lane: ConsumerLane
+    consumer: PullConsumer
     sequence: int
     deliveries: int
     """How often it was delivered, to any process, with this time."""
@@ -85,8 +85,8 @@ class Delivery:
     """Where the server wants to hear how it ended."""
     kept_until: float
     """Until when the server delivers it to no other process."""
-    word: bytes = _ACK
-    """What the server is to hear."""
+    answer: bytes = _ACK
+    """What the server is told in the end."""
     unanswered: int = 0
 
     def __str__(self) -> str:
@@ -94,10 +94,10 @@ class Delivery:
 
 
 @dataclass(eq=False, slots=True)
-class ConsumerLane:
+class PullConsumer:
     """A durable consumer on the server, and the request for its messages that is under way."""
 
-    consumer: str
+    name: str
     subject: str | None
     is_made: bool = False
     """Whether the consumer is known to be on the server."""
@@ -114,14 +114,14 @@ class ConsumerLane:
     """How many messages wait on the server, as of the last delivery."""
 
 
-def _lanes(consumer: str, subject: str | None, partitions: int | None) -> list[ConsumerLane]:
-    """Return one lane, or one for each partition; raise if `subject` does not fit."""
+def _pull_consumers(name: str, subject: str | None, partitions: int | None) -> list[PullConsumer]:
+    """Return one consumer, or one for each partition; raise if `subject` does not fit."""
     if subject is not None and (not isinstance(subject, str) or not subject.strip()):
         raise TypeError(f"subject={subject!r}: write a subject, such as 'orders.>'")
     if partitions is None:
         if subject is not None and "{partition}" in subject:
             raise ValueError(f"subject={subject!r}: write partitions=, their number")
-        return [ConsumerLane(consumer, subject)]
+        return [PullConsumer(name, subject)]
     check.count("partitions", partitions, maximum=MOST_PARTITIONS)
     if subject is None or "{partition}" not in subject:
         raise ValueError(
@@ -129,7 +129,7 @@ def _lanes(consumer: str, subject: str | None, partitions: int | None) -> list[C
             " stands, such as 'orders.{partition}'"
         )
     return [
-        ConsumerLane(f"{consumer}-{number}", subject.replace("{partition}", str(number)))
+        PullConsumer(f"{name}-{number}", subject.replace("{partition}", str(number)))
         for number in range(partitions)
     ]
 
@@ -177,8 +177,8 @@ class JetStreamSource(Generic[T]):
         self.most_deliveries = check.count("most_deliveries", most_deliveries)
         self._decode = None if decode is None else check.plain_function("decode", decode)
         self.partitions = partitions
-        self._lanes = _lanes(consumer, subject, partitions)
-        self._lane_of = {lane.consumer: lane for lane in self._lanes}
+        self._consumers = _pull_consumers(consumer, subject, partitions)
+        self._by_name = {one.name: one for one in self._consumers}
         self._connection = JetStreamConnection(server, "JetStreamSource")
         self._client: Any = None
         self._context: Any = None
@@ -187,18 +187,18 @@ class JetStreamSource(Generic[T]):
         self._keeper: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._reconnects = 0
-        self._sure_at = 0.0
+        self._responsive_since = 0.0
         """What arrives now was sent after this: the event loop has not stood still since."""
         self._waits_for = ""
         self._ready: deque[Delivery] = deque()
         """Messages to hand out, with others."""
         self._alone: deque[Delivery] = deque()
         """Messages to hand out alone."""
-        self._lone = -1
+        self._alone_sequence = -1
         """The sequence of the last message that was handed out alone."""
-        self._spent: deque[Delivery] = deque()
+        self._exhausted: deque[Delivery] = deque()
         """Messages that were delivered too often."""
-        self._here: dict[int, Delivery] = {}
+        self._unfinished: dict[int, Delivery] = {}
         """Messages that were delivered and have not ended, by sequence: also those above."""
         self._unconfirmed: dict[int, Delivery] = {}
         """Messages that have ended, which the server has not confirmed."""
@@ -206,16 +206,16 @@ class JetStreamSource(Generic[T]):
     def __repr__(self) -> str:
         return f"<JetStreamSource {self.stream!r}, consumer {self.consumer!r}>"
 
-    async def pull(self, most: int) -> Sequence[tuple[T | Faulty, Delivery]]:
+    async def pull(self, most: int) -> Sequence[tuple[T | FaultyItem, Delivery]]:
         """Wait for messages and return up to `most`; it never ends."""
         if self._subscription is None:
             await self._open()
         has_asked = False
         while True:
-            found = self._handed_out(most, is_enough=has_asked)
+            found = self._next_items(most, is_enough=has_asked)
             if found:
                 return found
-            if self._lone in self._here or (self._alone and not self._ready):
+            if self._alone_sequence in self._unfinished or (self._alone and not self._ready):
                 await self._wait()
             elif has_asked or (self.partitions is None and not self._ready):
                 await self._ask_and_wait()
@@ -223,20 +223,20 @@ class JetStreamSource(Generic[T]):
                 has_asked = True
                 await self._ask_for_more(most)
 
-    def _handed_out(self, most: int, *, is_enough: bool) -> list[tuple[Any, Delivery]]:
+    def _next_items(self, most: int, *, is_enough: bool) -> list[tuple[Any, Delivery]]:
         """Take out what can be handed out now; fewer than `most` only if that `is_enough`."""
-        if self._spent:
-            spent = self._spent.popleft()
-            times = spent.deliveries - 1
-            return [(Faulty(spent.message, TooManyDeliveries(times), times), spent)]
-        if self._lone in self._here:
+        if self._exhausted:
+            exhausted = self._exhausted.popleft()
+            times = exhausted.deliveries - 1
+            return [(FaultyItem(exhausted.message, TooManyDeliveries(times), times), exhausted)]
+        if self._alone_sequence in self._unfinished:
             return []
         if len(self._ready) >= most or (self._ready and is_enough):
             taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
             return [(self._value(delivery), delivery) for delivery in taken]
         if self._alone and not self._ready and not self._at_work():
             delivery = self._alone.popleft()
-            self._lone = delivery.sequence
+            self._alone_sequence = delivery.sequence
             return [(self._value(delivery), delivery)]
         return []
 
@@ -246,11 +246,11 @@ class JetStreamSource(Generic[T]):
         try:
             return self._decode(delivery.message)
         except Exception as error:  # noqa: BLE001 - of the user's function
-            return Faulty(delivery.message, error, delivery.deliveries)
+            return FaultyItem(delivery.message, error, delivery.deliveries)
 
     def _at_work(self) -> int:
         """Return how many messages were handed out and have not ended."""
-        return len(self._here) - len(self._ready) - len(self._alone) - len(self._spent)
+        return len(self._unfinished) - len(self._ready) - len(self._alone) - len(self._exhausted)
 
     async def acknowledge(self, handles: Sequence[Delivery]) -> None:
         """Report to the server that these messages have ended."""
@@ -260,7 +260,7 @@ class JetStreamSource(Generic[T]):
         """Have the server deliver these messages again at once, unless they are lost already."""
         held = [handle for handle in handles if self.holds(handle)]
         for handle in handles:
-            self._here.pop(handle.sequence, None)
+            self._unfinished.pop(handle.sequence, None)
         await self._end(held, _NAK)
 
     def holds(self, handle: Delivery) -> bool:
@@ -279,14 +279,14 @@ class JetStreamSource(Generic[T]):
                 await self._subscription.drain()  # what is on its way arrives; then no more
         except Exception as error:  # noqa: BLE001 - of a connection that is lost
             _log.debug("source %r: %s", self.name, described(error))
-        left = [*self._ready, *self._alone, *self._spent]
-        for queue in (self._ready, self._alone, self._spent):
+        left = [*self._ready, *self._alone, *self._exhausted]
+        for queue in (self._ready, self._alone, self._exhausted):
             queue.clear()
         try:
             await self._end(left, _NAK)
             await self._confirm(list(self._unconfirmed.values()))
         finally:
-            self._here.clear()
+            self._unfinished.clear()
             self._unconfirmed.clear()
             self._subscription = None
             await self._connection.close()
@@ -298,7 +298,7 @@ class JetStreamSource(Generic[T]):
             "stream": self.stream,
             "consumer": self.consumer,
             "partitions": self.partitions,
-            "pending": sum(lane.pending for lane in self._lanes),
+            "pending": sum(consumer.pending for consumer in self._consumers),
             "at_work": self._at_work(),
             "unconfirmed": len(self._unconfirmed),
             "waits_for": self._waits_for,
@@ -318,28 +318,28 @@ class JetStreamSource(Generic[T]):
         self._context = client.jetstream(timeout=CONFIRM_WITHIN)
         self._arrived = asyncio.Event()
         self._reconnects = client.stats["reconnects"]
-        for lane in self._lanes:
-            lane.expected = 0
-            lane.is_made = False
-            while not lane.is_made:
-                await self._make(lane, is_first=True)
-                if not lane.is_made:
-                    await sleep_async(next(lane.pauses))
+        for consumer in self._consumers:
+            consumer.expected = 0
+            consumer.is_made = False
+            while not consumer.is_made:
+                await self._make(consumer, is_first=True)
+                if not consumer.is_made:
+                    await sleep_async(next(consumer.pauses))
         inbox = client.new_inbox()
         subscription = await client.subscribe(f"{inbox}.*.*", cb=self._take)
         self._inbox, self._subscription = inbox, subscription
-        self._sure_at = _now()
+        self._responsive_since = _now()
         self._keeper = asyncio.create_task(self._keep(), name=f"acknowledgements of {self.name}")
 
-    async def _make(self, lane: ConsumerLane, *, is_first: bool = False) -> None:
-        """Make the consumer of a lane, or bring it up to date."""
+    async def _make(self, consumer: PullConsumer, *, is_first: bool = False) -> None:
+        """Make a consumer on the server, or bring it up to date."""
         from nats.js.api import ConsumerConfig
         from nats.js.errors import APIError, ServiceUnavailableError
 
         config = ConsumerConfig(
-            name=lane.consumer,
-            durable_name=lane.consumer,
-            filter_subject=lane.subject,
+            name=consumer.name,
+            durable_name=consumer.name,
+            filter_subject=consumer.subject,
             ack_wait=self.lost_after,
             max_deliver=-1,
             max_ack_pending=None if self.partitions is None else 1,
@@ -351,80 +351,83 @@ class JetStreamSource(Generic[T]):
             if is_first and is_refused and not isinstance(error, ServiceUnavailableError):
                 error.add_note(
                     f"source {self.name!r} reads stream {self.stream!r} by consumer"
-                    f" {lane.consumer!r}: create the stream before, and take another consumer for"
+                    f" {consumer.name!r}: create the stream before, and take another consumer for"
                     " another subject"
                 )
                 raise
             self._note_wait(error)
         else:
-            lane.is_made = True
+            consumer.is_made = True
             self._note_wait(None)
 
     async def _ask_and_wait(self) -> None:
-        """Have a request under way for each lane that may have one, and wait for an answer."""
+        """Have a request under way for each consumer that may have one, and wait for an answer."""
         now = _now()
-        for lane in self._lanes:
-            if (lane.expected and now < lane.until) or now < lane.not_before:
+        for consumer in self._consumers:
+            if (consumer.expected and now < consumer.until) or now < consumer.not_before:
                 continue
-            if not lane.is_made:
-                await self._make(lane)
-                if not lane.is_made:
-                    lane.not_before = now + next(lane.pauses)
+            if not consumer.is_made:
+                await self._make(consumer)
+                if not consumer.is_made:
+                    consumer.not_before = now + next(consumer.pauses)
                     continue
-            await self._ask(lane, 1, waits=True)
+            await self._ask(consumer, 1, waits=True)
         await self._wait()
 
     async def _ask_for_more(self, most: int) -> None:
         """Get what there is already, besides what has arrived."""
         if self.partitions is not None:
-            await self._ask_idle_lanes(most)
+            await self._ask_idle_consumers(most)
         # Redelivered messages come first, and one of them may have to be handed out alone: as long
         # as there are some they are asked for one by one.
         elif self._ready[-1].deliveries == 1:
-            await self._ask_now(self._lanes, most - len(self._ready))
+            await self._ask_now(self._consumers, most - len(self._ready))
 
-    async def _ask_idle_lanes(self, most: int) -> None:
-        """Ask lanes for what they have, a few at a time, until there are `most` messages.
+    async def _ask_idle_consumers(self, most: int) -> None:
+        """Ask consumers for what they have, a few at a time, until there are `most` messages.
 
         So not much waits here that other processes could have.
         """
         now = _now()
-        busy = {delivery.lane for delivery in self._here.values()}
-        self._lanes.append(self._lanes.pop(0))  # each is the first one at times
+        busy = {delivery.consumer for delivery in self._unfinished.values()}
+        self._consumers.append(self._consumers.pop(0))  # each is the first one at times
         idle = deque(
-            lane
-            for lane in self._lanes
-            if lane not in busy and lane.is_made and not lane.expected and now >= lane.not_before
+            consumer
+            for consumer in self._consumers
+            if consumer not in busy
+            and consumer.is_made
+            and not consumer.expected
+            and now >= consumer.not_before
         )
         while idle and len(self._ready) < most:
-            number = min(len(idle), max(most - len(self._ready), LANES_AT_ONCE))
+            number = min(len(idle), max(most - len(self._ready), CONSUMERS_AT_ONCE))
             await self._ask_now([idle.popleft() for _ in range(number)], 1)
 
-    async def _ask_now(self, lanes: Sequence[ConsumerLane], most: int) -> None:
-        """Get what there is already from each of these lanes."""
-        for lane in lanes:
-            await self._ask(lane, most, waits=False)
-        while any(lane.expected and _now() < lane.until for lane in lanes):
+    async def _ask_now(self, consumers: Sequence[PullConsumer], most: int) -> None:
+        """Get what there is already from each of these consumers."""
+        for consumer in consumers:
+            await self._ask(consumer, most, waits=False)
+        while any(consumer.expected and _now() < consumer.until for consumer in consumers):
             await self._wait()
 
-    async def _ask(self, lane: ConsumerLane, most: int, *, waits: bool) -> None:
+    async def _ask(self, consumer: PullConsumer, most: int, *, waits: bool) -> None:
         seconds = REQUEST_SECONDS if waits else 0.0
         duration = {"expires": int(seconds * 1e9)} if waits else {"no_wait": True}
-        lane.request += 1
-        lane.expected = most
-        lane.until = _now() + seconds + LOST_AFTER
+        consumer.request += 1
+        consumer.expected = most
+        consumer.until = _now() + seconds + LOST_AFTER
         try:
             await self._client.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{lane.consumer}",
+                f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{consumer.name}",
                 json.dumps({"batch": most, **duration}).encode(),
-                reply=f"{self._inbox}.{lane.consumer}.{lane.request}",
+                reply=f"{self._inbox}.{consumer.name}.{consumer.request}",
             )
         except Exception as error:
             if self._client.is_closed:
                 raise
             self._note_wait(error)
-            lane.expected = 0
-            lane.not_before = _now() + next(lane.pauses)
+            consumer.expected = 0
+            consumer.not_before = _now() + next(consumer.pauses)
 
     async def _wait(self) -> None:
         """Wait for something to arrive or to end, not for long: the connection may be lost."""
@@ -437,8 +440,8 @@ class JetStreamSource(Generic[T]):
         reconnects = self._client.stats["reconnects"]
         if reconnects != self._reconnects:
             self._reconnects = reconnects
-            for lane in self._lanes:
-                lane.expected = 0  # the server has forgotten the requests
+            for consumer in self._consumers:
+                consumer.expected = 0  # the server has forgotten the requests
 
     # What the server sends
 
@@ -448,10 +451,10 @@ class JetStreamSource(Generic[T]):
             self._take_status(answer)
         else:
             facts = answer.metadata
-            lane = self._lane_of[facts.consumer]
-            lane.expected = max(0, lane.expected - 1)
-            lane.pending = facts.num_pending
-            lane.pauses = UNREADY.delays(_random)
+            consumer = self._by_name[facts.consumer]
+            consumer.expected = max(0, consumer.expected - 1)
+            consumer.pending = facts.num_pending
+            consumer.pauses = UNREADY.delays(_random)
             self._note_wait(None)
             await self._take_message(answer, facts)
         self._arrived.set()
@@ -461,10 +464,10 @@ class JetStreamSource(Generic[T]):
         ended = self._unconfirmed.get(sequence)
         if ended is not None:  # the acknowledgement was lost
             ended.reply = answer.reply
-            await self._client.publish(ended.reply, ended.word)
+            await self._client.publish(ended.reply, ended.answer)
             return
-        kept_until = self._sure_at + self.lost_after
-        known = self._here.get(sequence)
+        kept_until = self._responsive_since + self.lost_after
+        known = self._unfinished.get(sequence)
         if known is not None:
             known.reply, known.kept_until = answer.reply, kept_until
             return
@@ -472,28 +475,28 @@ class JetStreamSource(Generic[T]):
         stored_at = int(facts.timestamp.timestamp() * 1e6)
         name = headers.get("Nats-Msg-Id") or f"{self.stream}/{sequence}/{stored_at}"
         message = JetStreamMessage(name, answer.data, answer.subject, headers)
-        deliveries, lane = facts.num_delivered, self._lane_of[facts.consumer]
-        delivery = Delivery(lane, sequence, deliveries, message, answer.reply, kept_until)
-        self._here[sequence] = delivery
+        deliveries, consumer = facts.num_delivered, self._by_name[facts.consumer]
+        delivery = Delivery(consumer, sequence, deliveries, message, answer.reply, kept_until)
+        self._unfinished[sequence] = delivery
         if deliveries > self.most_deliveries:
-            self._spent.append(delivery)
+            self._exhausted.append(delivery)
         elif deliveries > ALONE_AFTER:
             self._alone.append(delivery)
         else:
             self._ready.append(delivery)
 
     def _take_status(self, answer: Any) -> None:
-        consumer, number = answer.subject.removeprefix(f"{self._inbox}.").split(".")
-        lane = self._lane_of[consumer]
-        if lane.request != int(number):
+        name, number = answer.subject.removeprefix(f"{self._inbox}.").split(".")
+        consumer = self._by_name[name]
+        if consumer.request != int(number):
             return  # of a request that was given up
-        lane.expected = 0
+        consumer.expected = 0
         headers = answer.headers or {}
         status, what = headers.get("Status", ""), headers.get("Description", "")
         if status not in _REQUEST_IS_OVER and what != _ONE_AT_WORK:
             self._note_wait(ConnectionError(f"{status} {what or 'the consumer does not answer'}"))
-            lane.is_made = False
-            lane.not_before = _now() + next(lane.pauses)
+            consumer.is_made = False
+            consumer.not_before = _now() + next(consumer.pauses)
 
     def _note_wait(self, error: Exception | None) -> None:
         """Log once that the source waits for the server, and once that it goes on."""
@@ -507,10 +510,10 @@ class JetStreamSource(Generic[T]):
 
     # Messages to the server
 
-    async def _end(self, deliveries: Sequence[Delivery], word: bytes) -> None:
+    async def _end(self, deliveries: Sequence[Delivery], answer: bytes) -> None:
         for delivery in deliveries:
-            delivery.word = word
-            self._here.pop(delivery.sequence, None)
+            delivery.answer = answer
+            self._unfinished.pop(delivery.sequence, None)
             self._unconfirmed[delivery.sequence] = delivery
         self._arrived.set()  # one may wait to be handed out alone
         await self._confirm(deliveries)
@@ -519,7 +522,7 @@ class JetStreamSource(Generic[T]):
         """Report ends to the server, and forget those that it confirms; others are repeated."""
         within = min(CONFIRM_WITHIN, self.lost_after / 4)
         answers = await asyncio.gather(
-            *(self._client.request(one.reply, one.word, timeout=within) for one in deliveries),
+            *(self._client.request(one.reply, one.answer, timeout=within) for one in deliveries),
             return_exceptions=True,
         )
         for delivery, answer in zip(deliveries, answers, strict=True):
@@ -545,9 +548,9 @@ class JetStreamSource(Generic[T]):
             began = _now()
             await sleep_async(pause)
             if _now() < began + 2 * pause:
-                self._sure_at = began
+                self._responsive_since = began
             try:
-                await self._prolong(list(self._here.values()))
+                await self._prolong(list(self._unfinished.values()))
                 if self._unconfirmed:
                     await self._confirm(list(self._unconfirmed.values()))
             except Exception as error:  # noqa: BLE001 - of the connection, which comes back
