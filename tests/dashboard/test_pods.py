@@ -50,9 +50,9 @@ def test_pods_see_each_other(new_pod: NewPod, client: redis.Redis) -> None:
     assert not seen["operable"]
     assert seen["guards"][0]["name"] == "vendor"
     assert not keys_without_expiry(client, one._store.prefix)
-    assert "looked at" not in repr(one)
+    assert "without viewers" in repr(one)
     tell(one)
-    assert "looked at" in repr(one)
+    assert ": viewed>" in repr(one)
 
 
 def test_one_that_closes_is_gone_at_once(new_pod: NewPod) -> None:
