@@ -17,6 +17,7 @@ others. So all of this must hold:
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import os
@@ -127,8 +128,6 @@ class Authorization:
 
     async def _answer(self, name: str, ask: Ask, visit: Visit) -> Any:
         """Return the result of a callback; None if it fails."""
-        import asyncio
-
         try:
             answer = ask(visit)
             if inspect.isawaitable(answer):

@@ -566,7 +566,8 @@ class Cluster:
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data; at most 1000 members, the worst first."""
         traffic, swim = self._traffic, self._swim
-        refused = traffic.refused + Counter(self._codec.refused)
+        full = 0 if swim is None else swim.refused
+        refused = traffic.refused + Counter(self._codec.refused) + Counter(full=full)
         return {
             "kind": "cluster",
             "own": self.member,

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from seawall import events, registry
-from seawall.members import Cluster, MemberChanged, MemberState, OwnPause, local
+from seawall.members import Cluster, MemberChanged, MemberState, OwnPause, SwimSettings, local
 from seawall.testing import run_virtual
 from tests.members.cluster.network import Hub, MemoryWire
 from tests.support import let_pass
@@ -43,6 +43,23 @@ def test_members_join_by_a_seed_and_see_each_other():
                 assert (view.state, view.address, view.metadata) == ("alive", SEED, b"zone=a")
                 assert set(second.members) == {"m0", "m1"}
                 assert second.get("nobody") is None
+
+    run_virtual(main())
+
+
+def test_members_beyond_the_most_are_refused_and_counted():
+    """So that an operator sees why a member is not known."""
+
+    async def main() -> None:
+        hub = Hub()
+        preset = SwimSettings(max_members=2)
+        async with hub.cluster("m0", preset=preset) as first, hub.cluster("m1", seeds=(SEED,)):
+            await let_pass(5.0)
+            assert "full" not in first.snapshot()["refused"]
+            async with hub.cluster("m2", seeds=(SEED,)):
+                await let_pass(5.0)
+                assert first.alive == ["m0", "m1"]
+                assert first.snapshot()["refused"]["full"] > 0
 
     run_virtual(main())
 
