@@ -135,7 +135,7 @@ class BatchWorker(StageWorker):
         """Bring members that are done to the next stage, as many together as have room."""
         if not items:
             return
-        node, many = self._node, self._node.takes_many
+        node, many = self._node, self._node.batch_following
         node.counts.add_done(items, self._run.now())
         wanted = [item for item in items if item.value is not DROP]
         if len(wanted) < len(items):

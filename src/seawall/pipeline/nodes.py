@@ -167,7 +167,7 @@ class WorkerStage:
         self.queue = StageQueue(run, stage, self.counts)
         self.failures = FailureHandler(run, stage, self.counts, following)
         self.invocation = Invocation(stage, self.counts, in_memory=in_memory)
-        self.takes_many = following if isinstance(following, StageQueue | Exit) else None
+        self.batch_following = following if isinstance(following, StageQueue | Exit) else None
         """The node behind this stage, if it takes several items together."""
         self.sink = (
             following

@@ -107,7 +107,7 @@ class _Holding:
     """Ids of entries that were handed out, and whose end the store has not accepted yet."""
     waiting: deque[tuple[str, int]] = field(default_factory=deque)
     """Pending entries that are to be handed out, and how often they were delivered before."""
-    marks: dict[str, int] = field(default_factory=dict)
+    delivery_numbers: dict[str, int] = field(default_factory=dict)
     """The number of this delivery, for entries of `waiting` that the store was asked for.
 
     If its answer was lost the next attempt is the same delivery.
@@ -160,7 +160,7 @@ class RedisStreamSource(Generic[T]):
         self._decode: Callable[[dict[str, bytes]], Any]
         self._decode = _value if decode is None else check.plain_function("decode", decode)
         self._place = StorePlace(target, stream)
-        self._me = f"{gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._member = f"{gethostname()}-{os.getpid()}-{token_hex(4)}"
         self._holdings: dict[int, _Holding] = {}
         self._leases: dict[int, Lease] = {}
         self._beats: BeatShare | None = None
@@ -172,7 +172,7 @@ class RedisStreamSource(Generic[T]):
         self._turn = 0
         self._alone: StreamHandle | None = None
         """The item that is handed out without others, until it has ended."""
-        self._suspicious: _Holding | None = None
+        self._suspect: _Holding | None = None
         """Whose next item is to be handed out so; until then nothing else is read."""
         self._members = 0
         self._unread: dict[int, int | None] = {}
@@ -231,7 +231,7 @@ class RedisStreamSource(Generic[T]):
         finally:
             self._holdings.clear()
             self._leases.clear()
-            self._alone = self._suspicious = None
+            self._alone = self._suspect = None
             await self._place.close()
 
     def snapshot(self) -> dict[str, Any]:
@@ -255,17 +255,17 @@ class RedisStreamSource(Generic[T]):
         store = self._place.store
         self._changed, self._due = asyncio.Event(), asyncio.Event()
         if self.partitions is None:
-            consumer = StreamConsumer(store, self.stream, self.group, self._me)
+            consumer = StreamConsumer(store, self.stream, self.group, self._member)
             self._holdings[0] = _Holding(0, consumer, None)
         else:
             self._beats = SharedHeartbeats(core_of(store), f"stream/{self.stream}/{self.group}")
-        self._keeper = asyncio.create_task(self._keep(), name=f"{self!r}: keeper")
+        self._keeper = asyncio.create_task(self._maintain(), name=f"{self!r}: keeper")
 
     async def _read_next(self, most: int) -> list[tuple[Any, StreamHandle]]:
         """Return the next entries of one partition, if any has some."""
         held = [one for one in self._holdings.values() if one.leave_by is None]
-        if self._suspicious in held:
-            held = [self._suspicious]
+        if self._suspect in held:
+            held = [self._suspect]
         for place in range(len(held)):
             if self._alone is not None:
                 return []
@@ -288,8 +288,10 @@ class RedisStreamSource(Generic[T]):
         if holding.is_unsure:
             listed = await consumer.pending(self.lost_after)
             holding.waiting = deque(one for one in listed if one[0] not in holding.in_flight)
-            marks = holding.marks
-            holding.marks = {id_: marks[id_] for id_, _ in holding.waiting if id_ in marks}
+            delivery_numbers = holding.delivery_numbers
+            holding.delivery_numbers = {
+                id_: delivery_numbers[id_] for id_, _ in holding.waiting if id_ in delivery_numbers
+            }
             holding.is_unsure = False
         if not holding.is_held:
             return []
@@ -299,17 +301,17 @@ class RedisStreamSource(Generic[T]):
         entries = await consumer.read(most)
         # What others have given back is found by the next look, if there is nothing new.
         holding.is_unsure = not entries and holding.lease is None
-        return [self._handed_out(holding, entry, 1) for entry in entries]
+        return [self._item_of(holding, entry, 1) for entry in entries]
 
     async def _take(self, holding: _Holding, most: int) -> list[tuple[Any, StreamHandle]]:
         """Hand out entries that were delivered before."""
         wanted: dict[str, int] = {}
         is_alone = False
         for id_, before in list(holding.waiting)[:most]:
-            delivery = holding.marks.setdefault(id_, before + 1)
+            delivery = holding.delivery_numbers.setdefault(id_, before + 1)
             if ALONE_FROM <= delivery <= self.most_deliveries:
                 if not wanted:
-                    self._suspicious = holding
+                    self._suspect = holding
                     is_alone = not any(one.in_flight for one in self._holdings.values())
                     if is_alone:
                         wanted[id_] = delivery
@@ -322,14 +324,14 @@ class RedisStreamSource(Generic[T]):
         holding.is_unsure = False
         for id_ in wanted:
             holding.waiting.popleft()
-            del holding.marks[id_]
-        pulled = [self._handed_out(holding, entry, wanted[entry.id]) for entry in entries]
-        self._suspicious = None
+            del holding.delivery_numbers[id_]
+        pulled = [self._item_of(holding, entry, wanted[entry.id]) for entry in entries]
+        self._suspect = None
         if is_alone and pulled and not isinstance(pulled[0][0], FaultyItem):
             self._alone = pulled[0][1]
         return pulled
 
-    def _handed_out(
+    def _item_of(
         self, holding: _Holding, entry: StreamEntry, delivery: int
     ) -> tuple[Any, StreamHandle]:
         holding.in_flight.add(entry.id)
@@ -405,7 +407,7 @@ class RedisStreamSource(Generic[T]):
 
     # Renewals, and the shares of partitions
 
-    async def _keep(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             self._due.clear()
             pause = self.lost_after / 3
@@ -438,10 +440,12 @@ class RedisStreamSource(Generic[T]):
     async def _balance(self, beats: BeatShare) -> None:
         """Hold a fair share of the partitions."""
         assert self.partitions is not None  # noqa: S101 - looked at by the caller
-        sighting = await beats.beat(self._me, MOST_MEMBERS, PATIENCE)
-        live = {beat.member for beat in sighting.beats if beat.age < self.lost_after} | {self._me}
+        sighting = await beats.beat(self._member, MOST_MEMBERS, PATIENCE)
+        live = {beat.member for beat in sighting.beats if beat.age < self.lost_after} | {
+            self._member
+        }
         self._members = len(live)
-        rank = sorted(live).index(self._me)
+        rank = sorted(live).index(self._member)
         share = self.partitions // len(live) + (rank < self.partitions % len(live))
         for number, lease in self._leases.items():
             if number in self._holdings and not lease.held:
@@ -470,7 +474,7 @@ class RedisStreamSource(Generic[T]):
             lease = self._leases[number] = Lease(store, lease_name, ttl=self.lost_after)
         if not await lease.atry_acquire():
             return False
-        consumer = StreamConsumer(store, stream, self.group, self._me, lease.token)
+        consumer = StreamConsumer(store, stream, self.group, self._member, lease.token)
         try:
             await consumer.hold()
         except BaseException as error:
@@ -498,7 +502,7 @@ class RedisStreamSource(Generic[T]):
         for holding in list(self._holdings.values()):
             await self._hand_over(holding)
         if self._beats is not None:
-            await self._beats.leave(self._me, PATIENCE)
+            await self._beats.leave(self._member, PATIENCE)
 
 
 class RedisStreamSink(Generic[T]):
