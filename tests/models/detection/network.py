@@ -113,7 +113,7 @@ class Network:
         strangers = [seed for seed in ("m0", "m1") if seed not in known]
         is_alone = len(known) == 1
         if not is_alone:
-            strangers = strangers[:1]
+            strangers = self.random.sample(strangers, min(1, len(strangers)))
         is_running = node.is_up and self.now >= node.paused_until
         if strangers and is_running and swim.own.state is not MemberState.LEFT:
             self._do(node, swim.join(strangers, self.now * node.rate))
