@@ -170,8 +170,8 @@ def test_questions_to_a_store_are_bounded_too(way: str) -> None:
     asked = []
 
     class Share:
-        door = None
-        sharing, mode, away, times, store_name = "exact", "shared", False, 1, "store"
+        spend_path = None
+        sharing, mode, away, times = "exact", "shared", False, 1
         excess: tuple[int, ...] = ()
 
         def ask(self, _kind: str, _charges: object, clock: VirtualClock) -> _Silent:
@@ -182,6 +182,8 @@ def test_questions_to_a_store_are_bounded_too(way: str) -> None:
             return lambda *_, **__: None
 
     class Store:
+        name = "store"
+
         def _limits(self, *_: object, **__: object) -> Share:
             return Share()
 

@@ -22,6 +22,14 @@ def survives_fork(thing: Forkable) -> None:
     _forkable.add(thing)
 
 
+_of_parent: list[object] = []
+
+
+def leave_to_parent(*things: object) -> None:
+    """Keep `things`, untouched, in a child process: closing them would disturb the parent."""
+    _of_parent.extend(things)
+
+
 def _after_fork() -> None:
     for thing in list(_forkable):
         thing._after_fork()  # noqa: SLF001 - not for users

@@ -296,8 +296,8 @@ def test_watchers_hear_of_changes_in_the_order_in_which_they_happen():
         if not up:
             health.assume_up("a test")
 
-    health.watch(first)
-    health.watch(lambda up, _cause: heard.append(("second", up)))
+    health.watchers.add(first)
+    health.watchers.add(lambda up, _cause: heard.append(("second", up)))
     health.failed("a test", certain=True)
     assert heard == [("first", False), ("second", False), ("first", True), ("second", True)]
 
@@ -314,7 +314,7 @@ def test_changes_of_two_threads_are_told_in_order():
             assert go_on.wait(10)
         heard.append(up)
 
-    health.watch(slow)
+    health.watchers.add(slow)
     health.failed("a test", certain=True)
     thread = threading.Thread(target=health.assume_up, args=("a test",))
     thread.start()
@@ -323,6 +323,23 @@ def test_changes_of_two_threads_are_told_in_order():
     go_on.set()
     thread.join()
     assert heard == [False, True, False]
+
+
+def test_a_watcher_that_an_interrupt_ends_does_not_stop_later_news():
+    """A signal handler may raise in the thread that notifies: the next change is still reported."""
+    health = StoreHealth()
+    heard: list[bool] = []
+
+    def interrupted(up: bool, _cause: str) -> None:  # noqa: FBT001 - a watcher's
+        if not up:
+            raise KeyboardInterrupt
+
+    health.watchers.add(interrupted)
+    health.watchers.add(lambda up, _cause: heard.append(up))
+    with pytest.raises(KeyboardInterrupt):
+        health.failed("a test", certain=True)
+    health.assume_up("a test")
+    assert heard == [True]
 
 
 # --- What is no reason to take a store to be down ---

@@ -226,12 +226,13 @@ def test_who_believes_the_past_never_settles(
 def test_watchers_of_two_threads_are_both_kept(store: RedisStore) -> None:
     """Who begins to listen while another does so waits for it."""
     pods, told = store._core.pods, []
-    thread = threading.Thread(target=lambda: pods.watch(lambda: told.append(1)))
-    with pods._mutex:
-        known = pods._watchers
+    watchers = pods.watchers
+    thread = threading.Thread(target=lambda: watchers.add(lambda: told.append(1)))
+    with watchers._mutex:
+        known = watchers._all
         thread.start()
         thread.join(0.05)  # it cannot go on yet
-        pods._watchers = (*known, lambda: told.append(2))
+        watchers._all = (*known, lambda: told.append(2))
     thread.join()
     pods._changed(news=True)
     assert sorted(told) == [1, 2]
@@ -248,8 +249,8 @@ def test_watchers_hear_of_changes_and_one_that_fails_does_no_harm(
     def fail() -> None:
         raise ZeroDivisionError
 
-    store._core.pods.watch(fail)
-    stop = store._core.pods.watch(lambda: told.append(store._core.pods.count))
+    store._core.pods.watchers.add(fail)
+    stop = store._core.pods.watchers.add(lambda: told.append(store._core.pods.count))
     beat(store._core.pods, store._core.pods, other._core.pods, store._core.pods, store._core.pods)
     assert told == [1, 2]
     assert "watcher" in caplog.text
@@ -353,7 +354,7 @@ def _tell(
 ) -> None:
     seen[who] = now
     live = sum(at > now - LIFE for at in seen.values())
-    members.hear(now, live, None if last is None else now - last)
+    members.record(now, live, None if last is None else now - last)
 
 
 @examples(300)
@@ -390,11 +391,11 @@ def test_without_a_memory_of_larger_numbers_a_flush_makes_them_grow(
     """Ablation: who believes the latest number alone grows when the store forgets."""
 
     def believe(self: SplitMembers, now: float, live: int, quiet: float | None) -> None:
-        self._heard.clear()
+        self._reports.clear()
         hear(self, now, live, quiet)
 
-    hear = SplitMembers.hear
-    monkeypatch.setattr(SplitMembers, "hear", believe)
+    hear = SplitMembers.record
+    monkeypatch.setattr(SplitMembers, "record", believe)
     assert falsified(never_too_few, STEPS.map(_forgetting_rarely))
 
 

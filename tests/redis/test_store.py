@@ -589,7 +589,7 @@ def test_a_store_that_comes_and_goes_is_left_alone_for_longer_each_time():
         health.failed("a test", certain=True)
         pauses.append(health.left())
         health._model.close(SYSTEM.now())
-        health._tell("it answers again")
+        health._publish("it answers again")
     assert pauses[0] < pauses[1] < pauses[2]
     health._back_since -= 60
     health.failed("a test", certain=True)

@@ -22,6 +22,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from seawall._failures import described
+from seawall._forks import leave_to_parent
 from seawall.clock import SYSTEM
 from seawall.errors import StoreUnavailable
 from seawall.runtime.background import bounded
@@ -215,16 +216,16 @@ class LoopConnection:
             raise StoreUnavailable(CLOSED)
         return task.result()
 
-    def add(self, asking: StoreQuestion, script: Script) -> None:
-        """Let `asking` be answered together with all questions about the same object."""
-        queue = self._queues.get(asking.about)
+    def add(self, question: StoreQuestion, script: Script) -> None:
+        """Let `question` be answered together with all questions about the same object."""
+        queue = self._queues.get(question.about)
         if queue is None or queue.script is not script:
             if len(self._queues) >= MOST_QUEUES:
                 self._queues = {about: queue for about, queue in self._queues.items() if queue.busy}
-            queue = self._queues[asking.about] = _QuestionQueue(
-                self, asking.about, script, self._timeout
+            queue = self._queues[question.about] = _QuestionQueue(
+                self, question.about, script, self._timeout
             )
-        queue.add(asking)
+        queue.add(question)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run `work` as a separate task, in an empty context."""
@@ -326,11 +327,11 @@ class _QuestionQueue:
         """Whether a caller waits here."""
         return self._sender is not None
 
-    def add(self, asking: StoreQuestion) -> None:
-        asking.due = self._loop.time() + self._timeout
-        self._waiting.append(asking)
+    def add(self, question: StoreQuestion) -> None:
+        question.due = self._loop.time() + self._timeout
+        self._waiting.append(question)
         if self._timer is None:
-            self._timer = self._loop.call_at(asking.due, self._look_again)
+            self._timer = self._loop.call_at(question.due, self._look_again)
         if self._sender is None:
             self._sender = self._connection.spawn(self._serve())
 
@@ -341,14 +342,14 @@ class _QuestionQueue:
         """Fail waiters whose time is over; a call in progress continues, and is passed by."""
         self._timer = None
         now = self._loop.time()
-        for asking in [*self._asked, *self._waiting]:
-            if asking.over:
+        for question in [*self._asked, *self._waiting]:
+            if question.over:
                 continue
-            if asking.due > now:
-                self._timer = self._loop.call_at(asking.due, self._look_again)
+            if question.due > now:
+                self._timer = self._loop.call_at(question.due, self._look_again)
                 break
-            asking.fail(StoreUnavailable(f"the store did not answer within {self._timeout:g} s"))
-        if self._asked and all(asking.over for asking in self._asked):
+            question.fail(StoreUnavailable(f"the store did not answer within {self._timeout:g} s"))
+        if self._asked and all(question.over for question in self._asked):
             self._asked = []
             self._sender = self._connection.spawn(self._serve()) if self._waiting else None
 
@@ -359,7 +360,7 @@ class _QuestionQueue:
             while self._sender is me and self._waiting:
                 most = min(len(self._waiting), self._about.most)
                 batch = [self._waiting.popleft() for _ in range(most)]
-                batch = [asking for asking in batch if not asking.over]
+                batch = [question for question in batch if not question.over]
                 if batch:
                     self._asked = batch
                     await self._ask(batch)
@@ -370,7 +371,7 @@ class _QuestionQueue:
                     self._waiting.popleft().fail(StoreUnavailable(CLOSED))
 
     async def _ask(self, batch: list[StoreQuestion]) -> None:
-        about, items = self._about, [asking.item for asking in batch]
+        about, items = self._about, [question.item for question in batch]
         answers: Sequence[Any] = ()
         failure = CLOSED
         try:
@@ -380,7 +381,7 @@ class _QuestionQueue:
                 keys,
                 args,
                 self._timeout,
-                lambda: not all(asking.over for asking in batch),
+                lambda: not all(question.over for question in batch),
                 when_full=about.script in WHEN_FULL,
             )
             answers = about.unpack(reply, items)
@@ -393,11 +394,11 @@ class _QuestionQueue:
             failure = f"the store's answer makes no sense: {described(error)}"
         finally:
             if len(answers) == len(batch):
-                for asking, answer in zip(batch, answers, strict=True):
-                    asking.deliver(answer)
+                for question, answer in zip(batch, answers, strict=True):
+                    question.deliver(answer)
             else:
-                for asking in batch:
-                    asking.fail(StoreUnavailable(failure))
+                for question in batch:
+                    question.fail(StoreUnavailable(failure))
 
 
 def _is_of_this_call(error: BaseException) -> bool:
@@ -508,8 +509,7 @@ class Connections:
         if closing:
             await asyncio.wait(closing)
 
-    def after_fork(self) -> object:
-        """Forget all connections, which belong to the parent; return what must not be closed."""
-        parents = self._connections, self._enders, self._closing
+    def after_fork(self) -> None:
+        """Forget all connections, which belong to the parent."""
+        leave_to_parent(self._connections, self._enders, self._closing)
         self._connections, self._enders, self._closing = {}, {}, set()
-        return parents

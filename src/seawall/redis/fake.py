@@ -9,7 +9,7 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from threading import RLock
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -40,8 +40,16 @@ from seawall.runtime.store import (
 )
 
 if TYPE_CHECKING:
+    from seawall.runtime.driver import Steps
     from seawall.runtime.layers import Kind
-    from seawall.runtime.store import BeatShare, BreakerOwner, BreakerShare, LimitShare, SpendPath
+    from seawall.runtime.store import (
+        BeatShare,
+        BreakerOwner,
+        BreakerShare,
+        LimitOwner,
+        LimitShare,
+        SpendPath,
+    )
 
 
 class FakeStore:
@@ -151,9 +159,12 @@ class _FakeReceipt:
 
 
 class _Limits:
-    """The limits of one policy in a fake store: `LimitShare`. Each decision is exact."""
+    """The limits of one policy in a fake store: `LimitShare`. Each decision is exact.
 
-    door: SpendPath | None = None
+    Operations are steps that yield nothing, since nothing waits here.
+    """
+
+    spend_path: SpendPath | None = None
     excess: tuple[int, ...] = ()
     times = 1
 
@@ -165,7 +176,7 @@ class _Limits:
         *,
         sharing: str,
         on_store_failure: str,
-        changed: Callable[[str, str, str], None],
+        owner: LimitOwner,
         **_how: Any,
     ) -> None:
         self.sharing = sharing
@@ -173,7 +184,7 @@ class _Limits:
         self._name = name
         self.configure(rules)
         self._failing = on_store_failure
-        self._changed = changed
+        self._owner = owner
         self._asks = 0
 
     @property
@@ -184,14 +195,10 @@ class _Limits:
     def away(self) -> bool:
         return not self._store.up
 
-    @property
-    def store_name(self) -> str:
-        return self._store.name
-
     def switched(self, cause: str) -> None:
         """Report that the store failed, or recovered."""
         before, after = _modes(self._store, self._failing)
-        self._changed(before, after, cause)
+        self._owner.mode_changed(before, after, cause)
 
     def configure(self, rules: Sequence[RateRule[Any]]) -> None:
         if self.sharing != "exact":
@@ -215,7 +222,9 @@ class _Limits:
         """Hold nothing in advance."""
 
     def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> StoreQuestion:
-        return StoreQuestion(self, charges, None, lambda asked: asked.deliver(self.decide(charges)))
+        return StoreQuestion(
+            self, charges, None, lambda asked: asked.deliver(self._decide(charges))
+        )
 
     def unwanted(self, charges: Sequence[WantedCharge], verdict: LimitVerdict) -> None:
         """Give back what was granted to a caller that has given up."""
@@ -223,9 +232,13 @@ class _Limits:
             self.settle(verdict.receipt, [0] * len(charges))
 
     async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
-        return self.decide(charges)
+        return self._decide(charges)
 
-    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
+    def decide(self, charges: Sequence[WantedCharge]) -> Steps[LimitVerdict]:
+        yield from ()
+        return self._decide(charges)
+
+    def _decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
         with self._store._lock:
             now, meters, asked = self._asked(charges)
             refusal = _refusal(meters, asked, now)
@@ -239,10 +252,8 @@ class _Limits:
             }
             return LimitVerdict(0.0, receipt=_FakeReceipt(asked, standings))
 
-    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
-        return self.decide(charges)
-
-    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> Steps[int]:
+        yield from ()
         with self._store._lock:
             now, meters, asked = self._asked(charges)
             left = [c.meter.standing(c.place, now)[0] for c in asked if c.estimated]
@@ -253,20 +264,15 @@ class _Limits:
             meters.take([charge.known(taken) for charge in asked], now)
             return taken
 
-    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        return self.take_up_to(most, charges)
-
-    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+    def peek(
+        self, charges: Sequence[WantedCharge]
+    ) -> Steps[tuple[LimitVerdict, Sequence[LimitStanding]]]:
+        yield from ()
         with self._store._lock:
             now, meters, asked = self._asked(charges)
             verdict = _refusal(meters, asked, now) or LimitVerdict(0.0)
             standings = [c.meter.standing(c.place, now) for c in asked]
             return verdict, [LimitStanding(*standing) for standing in standings]
-
-    async def apeek(
-        self, charges: Sequence[WantedCharge]
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        return self.peek(charges)
 
     # Reports
 
@@ -296,19 +302,20 @@ class _Limits:
                 meter = self._meters().all[limit]
                 meter.lower(key_part(key), now, remaining, now + reset_after)
 
-    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+    def confirmed_lower(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> Steps[None]:
+        yield from ()
         self._refuse_if_down()
         self.lower(limit, key, remaining, reset_after)
 
-    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> Steps[None]:
+        yield from ()
         self._refuse_if_down()
         with self._store._lock:
             meters = self._meters().all
             for limit, key in places:
                 meters[limit].reset(key_part(key), self._now())
-
-    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        self.reset(places)
 
     # Inside
 
@@ -412,7 +419,7 @@ class _Breakers:
     def begin(self) -> None:
         """Do nothing: there are no other pods."""
 
-    def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> NoReturn:
+    def ask(self, *_how: object) -> NoReturn:
         """Never called: a model here always knows its state."""
         raise NotImplementedError
 

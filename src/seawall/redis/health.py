@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from seawall._failures import log_failure
 from seawall.clock import SYSTEM
 from seawall.models.breaker.probes import CallVerdict, growing
 from seawall.models.breaker.settings import BreakerSettings
@@ -24,11 +25,46 @@ NOTED: Final = 16
 
 _PAUSES: Final = growing(0.1, cap=1.0)
 
-Watcher = Callable[[bool, str], object]
+Watcher = Callable[..., object]
+
+
+class Watchers:
+    """Functions that are called at every change. They may be added and removed by any thread."""
+
+    def __init__(self, subject: str) -> None:
+        """Name the `subject` of the changes, for the log."""
+        self._subject = subject
+        self._all: tuple[Watcher, ...] = ()
+        self._mutex = Mutex()
+
+    def add(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher` at every change; return a function that ends that."""
+        with self._mutex:
+            self._all = (*self._all, watcher)
+
+        def remove() -> None:
+            self._all = tuple(kept for kept in self._all if kept is not watcher)
+
+        return lambda: self._mutex.do(remove)  # the garbage collector may call it at any moment
+
+    def notify(self, *news: object) -> None:
+        """Call all of them. An error of one is logged."""
+        for watcher in self._all:
+            try:
+                watcher(*news)
+            except Exception:  # noqa: BLE001 - logged
+                log_failure("a watcher of the %s failed", self._subject)
+
+    def after_fork(self) -> None:
+        """Replace the lock in a child process; watchers stay."""
+        self._mutex = Mutex()
 
 
 class StoreHealth:
-    """Whether the store answers. Any thread may read `up`; watchers get every change."""
+    """Whether the store answers. Any thread may read `up`.
+
+    `watchers` get every change, as `(up, cause)`.
+    """
 
     def __init__(self) -> None:
         self.up = True
@@ -42,9 +78,9 @@ class StoreHealth:
         self._back_since = float("-inf")
         self._late_until = float("-inf")
         self._model = self._new_model()
-        self._watchers: tuple[Watcher, ...] = ()
+        self.watchers = Watchers("store")
         self._news: deque[tuple[bool, str]] = deque()
-        self._telling = False
+        self._notifying = False
         self._noted: set[str] = set()
 
     def _new_model(self) -> BreakerModel:
@@ -54,17 +90,6 @@ class StoreHealth:
         return BreakerModel(
             BreakerSettings(consecutive=FAILURES, break_for=pause, probe_timeout=5.0)
         )
-
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher(up, cause)` at every change; return a function that ends that."""
-        with self._mutex:
-            self._watchers = (*self._watchers, watcher)
-
-        def stop() -> None:
-            with self._mutex:
-                self._watchers = tuple(kept for kept in self._watchers if kept is not watcher)
-
-        return stop
 
     def ok(self) -> None:
         """Record that the store has answered in time."""
@@ -104,7 +129,7 @@ class StoreHealth:
                 self._model.settle(self._model.generation, CallVerdict.FAILURE, now)
                 if self._model.state is not BreakerState.CLOSED:
                     break
-        self._tell(cause)
+        self._publish(cause)
 
     def note(self, mistake: str) -> None:
         """Log a failure of one call only: the store answers, so it is up."""
@@ -127,19 +152,19 @@ class StoreHealth:
             if not isinstance(permit, BreakerRefusal):
                 verdict = CallVerdict.SUCCESS if cause is None else CallVerdict.FAILURE
                 self._model.settle(permit, verdict, now)
-        self._tell(cause or "it answers again")
+        self._publish(cause or "it answers again")
 
     def assume_up(self, cause: str) -> None:
         """Let callers try the store themselves again, since nothing else would."""
         with self._mutex:
             self.full = False
             self._model.close(SYSTEM.now())
-        self._tell(cause)
+        self._publish(cause)
 
-    def _tell(self, cause: str) -> None:
-        """Notify the watchers of a change.
+    def _publish(self, cause: str) -> None:
+        """Notify the watchers, if the store has gone away or come back.
 
-        One thread at a time does so, for all: so watchers hear of changes in the order in which
+        One thread at a time does so, for all: so watchers get the changes in the order in which
         they happened.
         """
         with self._mutex:
@@ -152,26 +177,27 @@ class StoreHealth:
                 self._returns += 1
                 self._back_since = SYSTEM.now()
             self._news.append((up, cause))
-            if self._telling:
+            if self._notifying:
                 return
-            self._telling = True
+            self._notifying = True
         while True:
             with self._mutex:
                 if not self._news:
-                    self._telling = False
+                    self._notifying = False
                     return
-                news, watchers = self._news.popleft(), self._watchers
-            for watcher in watchers:
-                try:
-                    watcher(*news)
-                except Exception:
-                    logging.getLogger("seawall").exception("a watcher of the store failed")
+                news = self._news.popleft()
+            try:
+                self.watchers.notify(*news)
+            except BaseException:  # a signal: the next change is published by another thread
+                self._notifying = False
+                raise
 
     def after_fork(self) -> None:
         """Start over in a child process; watchers stay."""
         self._mutex = Mutex()
+        self.watchers.after_fork()
         self._model = self._new_model()
         self._news.clear()
-        self._telling = False
+        self._notifying = False
         self.up = True
         self.full = False

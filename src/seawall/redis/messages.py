@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakMethod
 
 from seawall._failures import described
+from seawall._forks import leave_to_parent
 from seawall.errors import StoreUnavailable
 from seawall.runtime.background import bounded
 from seawall.runtime.mutex import Mutex
@@ -79,13 +80,12 @@ class SendQueue:
         while self._sender is not None:
             await asyncio.wait({self._sender})
 
-    def after_fork(self) -> object:
-        """Forget the parent's messages in a child process; return what must not be closed."""
-        parents = self._sender
+    def after_fork(self) -> None:
+        """Forget the parent's messages in a child process."""
+        leave_to_parent(self._sender)
         self._waiting.clear()
         self._asked = False
         self._sender = None
-        return parents
 
 
 SILENCE: Final = 5.0
@@ -168,12 +168,11 @@ class Subscriptions:
                 task.cancel()
             _done, tasks = await asyncio.wait(tasks, timeout=0.05)
 
-    def after_fork(self) -> object:
-        """Forget the connection, which belongs to the parent; return what must not be closed."""
-        parents = self._task, self._pubsub, self._changing
+    def after_fork(self) -> None:
+        """Forget the connection, which belongs to the parent."""
+        leave_to_parent(self._task, self._pubsub, self._changing)
         self._mutex = Mutex()
         self._forget_connection()
-        return parents
 
     async def _run(self) -> None:
         for attempt in count():
@@ -183,7 +182,7 @@ class Subscriptions:
                 opened.append(opened[0].pubsub())
                 self._pubsub, self._subscribed = opened[1], set()
                 await self._change()
-                await self._hear(opened[1])
+                await self._receive(opened[1])
             except Exception as error:  # noqa: BLE001 - whatever it is, try a new connection
                 logging.getLogger("seawall").debug("pushes are heard no more: %s", described(error))
             finally:
@@ -214,21 +213,21 @@ class Subscriptions:
                 if different - fresh:
                     await pubsub.unsubscribe(*(different - fresh))
 
-    async def _hear(self, pubsub: Any) -> None:
+    async def _receive(self, pubsub: Any) -> None:
         """Pass messages to the listeners, until there is no sign of life."""
         silent = False
         while pubsub is self._pubsub:
             message = await pubsub.get_message(timeout=SILENCE)
             if message is not None:
                 silent = False
-                self._tell(message)
+                self._dispatch(message)
             elif silent:
                 raise TimeoutError("no sign of life")
             else:
                 silent = True
                 await pubsub.ping()
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: dict[str, Any]) -> None:
         kind, channel, data = message["type"], message["channel"], message["data"]
         data = b"" if kind == "subscribe" else data
         if kind not in {"message", "subscribe"} or not isinstance(channel, bytes):

@@ -14,8 +14,6 @@ The rules for pods are in `models.rate.split`.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall._forks import survives_fork
@@ -24,6 +22,7 @@ from seawall.errors import StoreUnavailable
 from seawall.models.rate.rates import EXACT
 from seawall.models.rate.split import BEAT, LIFE, VALID, SplitMembers
 from seawall.redis.connections import valid_reply
+from seawall.redis.health import Watchers
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import MEMORY, MemberBeat, Sighting
 
@@ -36,8 +35,6 @@ OTHERS_REMEMBERED: Final = 86_400_000_000
 
 BEAT_TIMEOUT: Final = 0.4
 """Seconds a beat waits for an answer: no caller waits for it, so it may take most of a beat."""
-
-Watcher = Callable[[], object]
 
 
 class LivePods:
@@ -52,7 +49,8 @@ class LivePods:
         """What is known of the pods: how many there are, and since when."""
         self._valid_until = 0.0
         self._mutex = Mutex()
-        self._watchers: tuple[Watcher, ...] = ()
+        self.watchers = Watchers("pods")
+        """Called without arguments in the background thread, at every change of the known facts."""
         self._handle: Handle | None = None
         self._shown = self._facts
         survives_fork(self)
@@ -106,50 +104,37 @@ class LivePods:
         except StoreUnavailable:
             pass  # it was closed: the last known number stays
 
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher()` at every change of the known facts, in the background thread."""
-        with self._mutex:
-            self._watchers = (*self._watchers, watcher)
-
-        def remove() -> None:
-            self._watchers = tuple(kept for kept in self._watchers if kept is not watcher)
-
-        return lambda: self._mutex.do(remove)  # the garbage collector may call it at any moment
-
     async def beat(self) -> None:
         """Report that this pod lives, and learn how many do."""
         pod, began = self._store.pod, SYSTEM.now()
-        reply = await self._tell("beat")
+        reply = await self._call("beat")
         if pod == self._store.pod:
             now, live, quiet, forgotten = _read_pods(reply)
             silent = not self.current
             # With a clock that was set back, the store cannot know which pods were silent for long.
             forgotten = forgotten or (silent and now < self.members.latest)
-            self.members.hear(now, live, quiet, forgotten=forgotten)
+            self.members.record(now, live, quiet, forgotten=forgotten)
             self._valid_until = began + VALID / 1e6
             self._changed(news=silent)
 
     async def leave(self) -> None:
         """Report that this pod ends."""
         if self.members.known:
-            await self._tell("leave")
+            await self._call("leave")
 
-    async def _tell(self, what: str) -> Any:
+    async def _call(self, what: str) -> Any:
         args: list[str | int] = [what, self._store.pod, LIFE, OTHERS_REMEMBERED, VALID]
         return await self._store.acall("pods", self._keys, args, BEAT_TIMEOUT)
 
     def _changed(self, *, news: bool = False) -> None:
         before, self._shown = self._shown, self._facts
         if news or self._shown != before:
-            for watcher in self._watchers:
-                try:
-                    watcher()
-                except Exception:
-                    logging.getLogger("seawall").exception("a watcher of the pods failed")
+            self.watchers.notify()
 
     def _after_fork(self) -> None:
         """Become another, unknown pod; assume no fewer pods than the parent knew."""
         self._mutex = Mutex()
+        self.watchers.after_fork()
         self._expected = self.without_store
         self.members = SplitMembers()
         self._valid_until = 0.0

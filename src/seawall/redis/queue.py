@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, finalize, ref
 
 from seawall import registry
+from seawall._checks import MOST
 from seawall._failures import split_report
 from seawall._forks import survives_fork
 from seawall.clock import SYSTEM, Clock, check_clock, current_clock
@@ -149,8 +150,6 @@ PARTS: Final = (
 _ANSWERS: Final = frozenset(
     {"heard", "release", "extend", "ack", "nack", "cancel", "requeue", "drop"}
 )
-_MOST: Final = 2**53
-"""Numbers beyond this are not from the script."""
 _DIGITS: Final = 17
 LOOK_AGAIN: Final = 1.0
 """Seconds for which the last known number of waiting jobs is good enough."""
@@ -238,16 +237,16 @@ class PriorityQueue(JobQueue):
         return self._last_waiting
 
     def _ask_for_counts(self) -> None:
-        asking = self._answering("sync", QueueCall("counts", ()))
+        question = self._answering("sync", QueueCall("counts", ()))
 
         def take() -> bool:
             try:
-                self._last_waiting = sum(asking.claim().waiting)
+                self._last_waiting = sum(question.claim().waiting)
             except StoreUnavailable:
                 self._last_waiting = 0  # do not refuse calls because the queue cannot be seen
             return True
 
-        asking.publish(take)
+        question.publish(take)
 
     @property
     def _up(self) -> bool:
@@ -421,7 +420,7 @@ def _str(value: Any) -> str:
 
 
 def _int(value: Any) -> int:
-    if len(_bytes(value)) > _DIGITS or abs(number := int(value)) > _MOST:
+    if len(_bytes(value)) > _DIGITS or abs(number := int(value)) > MOST:
         raise StoreUnavailable("the store's answer makes no sense")
     return number
 

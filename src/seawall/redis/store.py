@@ -71,9 +71,6 @@ REMEMBERED: Final = 3600.0
 MOST_LOGGED_DIFFERENCES: Final = 16
 """Maximum number of different settings of other pods that are reported."""
 
-_of_parent: list[object] = []
-"""Connections of a parent process: closing them would disturb it, so they are kept, untouched."""
-
 
 class StoreCore:
     """What the other packages of Seawall see of a store."""
@@ -99,7 +96,7 @@ class StoreCore:
         self._send_queue = SendQueue(self._background, self._connection)
         self._expected_pods = check.count("expected_pods", expected_pods)
         self._pods: LivePods | None = None
-        self.health.watch(self._on_health)
+        self.health.watchers.add(self._on_health)
         survives_fork(self)
         registry.enter(self, "store", name)
 
@@ -201,15 +198,15 @@ class StoreCore:
             return StoreQuestion(about, item, None, self._add)
         return StoreQuestion(about, item, clock.now() + self.timeout + SLACK, self._add_from_thread)
 
-    def _add(self, asking: StoreQuestion) -> None:
-        script = asking.about.script
-        self._connection(script).add(asking, self.script(script))
+    def _add(self, question: StoreQuestion) -> None:
+        script = question.about.script
+        self._connection(script).add(question, self.script(script))
 
-    def _add_from_thread(self, asking: StoreQuestion) -> None:
+    def _add_from_thread(self, question: StoreQuestion) -> None:
         if self._background.thread is threading.current_thread():
             raise RuntimeError(OWN_THREAD)
-        self._refuse_if_down(asking.about.script)
-        self._background.submit(asking.publish_in, self._add)
+        self._refuse_if_down(question.about.script)
+        self._background.submit(question.publish_in, self._add)
 
     def start(self) -> None:
         """Start the background thread, if it does not run: jobs and pushes need it."""
@@ -232,7 +229,7 @@ class StoreCore:
 
     def watch(self, watcher: Callable[[bool, str], object]) -> Callable[[], None]:
         """Call `watcher(up, cause)` when the store goes down and when it comes back."""
-        return self.health.watch(watcher)
+        return self.health.watchers.add(watcher)
 
     def at_close(self, closer: Callable[[], Awaitable[None]]) -> None:
         """Await `closer()` in the background loop before the store is closed.
@@ -345,12 +342,9 @@ class StoreCore:
 
     def _after_fork(self) -> None:
         """Become another pod, with its own connections; those of the parent are left alone."""
-        kept = (
-            self._connections.after_fork(),
-            self._subscriptions.after_fork(),
-            self._send_queue.after_fork(),
-        )
-        _of_parent.append(kept)
+        self._connections.after_fork()
+        self._subscriptions.after_fork()
+        self._send_queue.after_fork()
         self.pod = token_hex(8)
         self.health.after_fork()
         self._background.after_fork()
@@ -431,7 +425,7 @@ class RedisStore:
     # The protocols of `runtime.store` and `leases.store`
 
     def _limits(
-        self, name: str, rules: Sequence[Any], *, sharing: str, batch: Any, rerule: Any, **how: Any
+        self, name: str, rules: Sequence[Any], *, sharing: str, batch: Any, **how: Any
     ) -> LimitShare:
         if sharing == "exact":
             from seawall.redis.limits.exact import ExactLimits
@@ -443,7 +437,7 @@ class RedisStore:
             return LeasedLimits(self._core, name, rules, batch=batch, **how)
         from seawall.redis.limits.split import SplitLimits
 
-        return SplitLimits(self._core, name, rules, rerule=rerule, **how)
+        return SplitLimits(self._core, name, rules, **how)
 
     def _breaker(self, name: str, settings: Any, owner: Any, **how: Any) -> BreakerShare:
         from seawall.redis.breaker import SharedBreakers

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, Protocol
 
+from seawall._forks import leave_to_parent
 from seawall.errors import StoreUnavailable
 from seawall.runtime.mutex import Mutex
 
@@ -78,7 +79,7 @@ class Handle:
 
     def after_fork(self) -> None:
         """Forget the task, which does not exist in the child process."""
-        _abandoned.append(self._task)
+        leave_to_parent(self._task)
         self._task = self._bell = None
         self._asked = False
 
@@ -104,16 +105,13 @@ class Handle:
                 pass
 
 
-_abandoned: list[object] = []  # loops of a parent: closing one would disturb it
-
-
 class Background:
     """The thread and its loop: made on first use, and again in a child process."""
 
     def __init__(
         self,
-        at_start: Callable[[], None],
-        at_end: Callable[[], Awaitable[None]],
+        at_start: Callable[[], None] | None = None,
+        at_end: Callable[[], Awaitable[None]] | None = None,
         owner: str = "store",
     ) -> None:
         """Call `at_start` in the loop when it begins, and await `at_end` when it is stopped."""
@@ -174,7 +172,8 @@ class Background:
         return loop
 
     def _begin(self, handles: list[Handle]) -> None:
-        self._at_start()
+        if self._at_start is not None:
+            self._at_start()
         for handle in handles:
             handle.begin()
 
@@ -238,7 +237,8 @@ class Background:
             handle.end()  # otherwise a job could acquire again what closing gives back
         try:
             async with asyncio.timeout(CLOSING):
-                await self._at_end()
+                if self._at_end is not None:
+                    await self._at_end()
         except TimeoutError:
             logging.getLogger("seawall").warning(
                 "the %s had no time to finish when it was closed", self.owner
@@ -250,8 +250,7 @@ class Background:
 
     def after_fork(self) -> None:
         """Forget the thread, which did not survive the fork; jobs run again after a restart."""
-        if self.loop is not None:
-            _abandoned.append(self.loop)
+        leave_to_parent(self.loop)
         self._mutex = Mutex()
         self.loop = self.thread = None
         for handle in self._handles:

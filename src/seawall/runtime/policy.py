@@ -11,7 +11,7 @@ from seawall import _checks as check
 from seawall._failures import said_by
 from seawall.clock import current_clock
 from seawall.errors import Rejected
-from seawall.events import CallRejected, SettingsChanged
+from seawall.events import CallRejected, SettingsChanged, SettingsDiffer, StoreModeChanged
 from seawall.events.bus import Event, emit, listening
 from seawall.runtime.layers import Driver, Host, Kind, Layer
 
@@ -28,8 +28,9 @@ class Bound:
         self.host = host
 
     def layer(self, kind: Kind) -> Layer | Driver:
-        """Return the layer that a call of that kind goes through."""
-        raise NotImplementedError
+        """Return the layer that a call of that kind goes through: by default, this object."""
+        assert isinstance(self, (Layer, Driver))  # noqa: S101 - for the type checker
+        return self
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the policy's state and its counts in this guard."""
@@ -110,6 +111,28 @@ def now_of(policy: Policy) -> float:
     """Return the time of the clock of its guards; of the current one, if there are none."""
     clocks = (bound.host.clock for bound in bindings_of(policy))
     return next(clocks, current_clock()).now()
+
+
+class PolicyShareOwner:
+    """What a store's share knows of its policy (`ShareOwner`), without keeping it alive."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy: Callable[[], Any] = ref(policy)
+
+    def mode_changed(self, before: str, after: str, cause: str) -> None:
+        """Emit an event for each guard of the policy: another party decides."""
+        policy = self._policy()
+        if policy is not None:
+            fields = {"before": before, "after": after, "cause": cause}
+            name = policy.shared.name
+            emit_for(policy, StoreModeChanged, policy=policy.kind, store=name, **fields)
+
+    def settings_differ(self, own: str, other: str) -> None:
+        """Emit an event for each guard of the policy: pods disagree on its settings."""
+        policy = self._policy()
+        if policy is not None:
+            fields = {"policy": policy.kind, "own": own, "other": other}
+            emit_for(policy, SettingsDiffer, shared_name=policy.name, **fields)
 
 
 class GatePolicy(Policy):

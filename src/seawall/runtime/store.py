@@ -6,14 +6,17 @@ A question to the store is a `StoreQuestion`; those that wait at the same moment
 Everything else here is a protocol: a policy asks a store once for its share (`LimitShare`,
 `BreakerShare`, `BeatShare`), and then talks to that. For limits there is always one charge for each
 limit, in the order of the limits; a cost of 0 is never requested, unless it is an estimate.
+
+An operation outside of guards is written once, as steps: it yields a `StoreRequest` for each answer
+of the store that it needs, and whoever drives it blocks or awaits.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from seawall._failures import log_failure
 from seawall.errors import StoreUnavailable
 from seawall.runtime.layers import Kind, Waiter
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from seawall.models.breaker.settings import BreakerSettings
     from seawall.models.breaker.state import BreakerModel
     from seawall.models.rate.rule import RateRule
+    from seawall.runtime.driver import Steps
     from seawall.runtime.mutex import Mutex
 
 
@@ -111,8 +115,8 @@ class StoreQuestion:
     def _unwanted(self) -> None:
         try:
             self.about.unwanted(self.item, self._answer)
-        except Exception:  # the other waiters must still get their answers
-            logging.getLogger("seawall").exception("what was granted is not given back")
+        except Exception:  # noqa: BLE001 - logged: the other waiters must still get their answers
+            log_failure("what was granted is not given back")
 
     def _end(self) -> bool:
         """Close the question; return False if it was closed already."""
@@ -120,6 +124,31 @@ class StoreQuestion:
             return self._open.pop()  # atomic: only one of two threads gets it
         except IndexError:
             return False
+
+
+class StoreRequest(NamedTuple):
+    """A request of an operation to its store, for a driver that blocks and for one that awaits."""
+
+    run: Callable[[], Any]
+    arun: Callable[[], Awaitable[Any]]
+
+
+class ShareOwner(Protocol):
+    """What a share knows of its policy; methods may be called from any thread."""
+
+    def mode_changed(self, before: str, after: str, cause: str) -> None:
+        """Report that the policy lost its store, or has it again. Called without a lock."""
+
+    def settings_differ(self, own: str, other: str) -> None:
+        """Report that another pod has other settings."""
+
+
+class NamedStore(Protocol):
+    """A store with a name for events and messages."""
+
+    @property
+    def name(self) -> str:
+        """The name of the store in events and messages."""
 
 
 class WantedCharge(Protocol):
@@ -164,7 +193,7 @@ class LimitShare(Protocol):
 
     sharing: str  # mode of sharing: "exact", "leased" or "split"
 
-    door: SpendPath | None
+    spend_path: SpendPath | None
     """Fast path for spending, for a single limit without keys; None if there is none."""
 
     @property
@@ -183,10 +212,6 @@ class LimitShare(Protocol):
     def times(self) -> int:
         """Number of pods among which the limits are divided when each decides alone."""
 
-    @property
-    def store_name(self) -> str:
-        """Name of the store."""
-
     def spend(self, charges: Sequence[WantedCharge], now: float) -> Receipt | None:
         """Pay from what this pod was granted before; None if it has to ask. Never blocks."""
 
@@ -196,25 +221,16 @@ class LimitShare(Protocol):
     async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
         """Return the verdict, in the running event loop. A tuple of charges never changes."""
 
-    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
-        """Take by reservation; block this thread until the store answers."""
+    def decide(self, charges: Sequence[WantedCharge]) -> Steps[LimitVerdict]:
+        """Take by reservation."""
 
-    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
-        """Async twin of `decide`."""
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> Steps[int]:
+        """Take up to `most` for the estimated charges, or 0."""
 
-    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        """Take up to `most` for the estimated charges, or 0; block this thread."""
-
-    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        """Async twin of `take_up_to`."""
-
-    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Return the state of each limit without taking anything; block this thread."""
-
-    async def apeek(
+    def peek(
         self, charges: Sequence[WantedCharge]
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Async twin of `peek`."""
+    ) -> Steps[tuple[LimitVerdict, Sequence[LimitStanding]]]:
+        """Return the state of each limit without taking anything."""
 
     def count(self, costs: Sequence[tuple[Hashable, int]]) -> None:
         """Count calls admitted without the store: a key and a cost for each limit."""
@@ -225,14 +241,13 @@ class LimitShare(Protocol):
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Allow at most `remaining` for `reset_after` microseconds. Does not block."""
 
-    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Async twin of `lower`, which waits until the store has confirmed."""
+    def confirmed_lower(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> Steps[None]:
+        """Do what `lower` does, and wait until the store has confirmed."""
 
-    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget the usage of these limits and keys; block this thread until done."""
-
-    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Async twin of `reset`."""
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> Steps[None]:
+        """Forget the usage of these limits and keys."""
 
     def see(self) -> None:
         """Add the state of the limits to receipts, if the store was asked."""
@@ -244,7 +259,14 @@ class LimitShare(Protocol):
         """Return the state of the sharing."""
 
 
-class LimitStore(Protocol):
+class LimitOwner(ShareOwner, Protocol):
+    """What a share knows of its policy with limits."""
+
+    def follow(self, rules: Iterable[RateRule[Any]]) -> None:
+        """Let the meters in memory adopt other rules of the same kinds: those of a part."""
+
+
+class LimitStore(NamedStore, Protocol):
     """A store that can keep rate limits."""
 
     def _limits(
@@ -255,21 +277,13 @@ class LimitStore(Protocol):
         sharing: str,
         batch: int | None,
         on_store_failure: str,
-        changed: Callable[[str, str, str], None],
-        differs: Callable[[str, str], None],
-        rerule: Callable[[Iterable[RateRule[Any]]], None],
+        owner: LimitOwner,
     ) -> LimitShare:
-        """Return what is shared under `name`.
-
-        `changed(before, after, cause)` is called at every change of mode, and `differs(own, other)`
-        if other pods have other settings. `rerule(rules)` makes the meters in memory adopt other
-        rules of the same kinds: for a share that has a part of the limits. Any thread may call
-        them.
-        """
+        """Return what is shared under `name`."""
 
 
-class BreakerOwner(Protocol):
-    """What a share knows of its policy; methods may be called from any thread."""
+class BreakerOwner(ShareOwner, Protocol):
+    """What a share knows of its policy with breakers."""
 
     @property
     def mutex(self) -> Mutex:
@@ -280,12 +294,6 @@ class BreakerOwner(Protocol):
 
     def report(self, model: BreakerModel, key: Hashable) -> None:
         """Report the state changes that `model` has recorded. Called without the lock."""
-
-    def mode_changed(self, before: str, after: str, cause: str) -> None:
-        """Report that the policy lost its store, or has it again. Called without the lock."""
-
-    def settings_differ(self, own: str, other: str) -> None:
-        """Report that another pod has other settings."""
 
 
 class BreakerShare(Protocol):
@@ -304,8 +312,10 @@ class BreakerShare(Protocol):
     def begin(self) -> None:
         """Start exchanging state with the store. Called often, without the lock."""
 
-    def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> Waiter:
-        """Return a waiter that never raises; it claims what `admit` would return."""
+    def ask(
+        self, kind: Kind, model: BreakerModel, clock: Clock, result: Callable[[Any], Any]
+    ) -> Waiter:
+        """Return a waiter that claims `result(answer)`, where the answer is that of `admit`."""
 
     def update(self, settings: BreakerSettings) -> None:
         """Publish other settings from now on."""
@@ -314,12 +324,8 @@ class BreakerShare(Protocol):
         """Return the state of the sharing."""
 
 
-class BreakerStore(Protocol):
+class BreakerStore(NamedStore, Protocol):
     """A store that can keep breakers."""
-
-    @property
-    def name(self) -> str:
-        """The name of the store in events and messages."""
 
     def _breaker(
         self,

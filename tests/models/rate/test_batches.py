@@ -15,7 +15,7 @@ from seawall.models.rate.batches import (
     Lot,
     Purse,
     batch_for,
-    bound_of,
+    excess_of,
     lease_of,
 )
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
@@ -156,7 +156,7 @@ def within_the_bound(case: Case, lease: float | None = None) -> None:
     rule, batch, pods = play(case, lease)
     spent = sorted(taking for pod in pods for taking in pod.spent)
     over = most_over(rule, spent)
-    assert over <= bound_of(rule, batch, 3).excess, over
+    assert over <= excess_of(rule, batch, 3), over
 
 
 def most_over(rule: RateRule[Any], spent: Taken) -> float:
@@ -406,7 +406,7 @@ def test_the_usual_batch_and_its_bound(
 ) -> None:
     """A fifth of the limit over all pods; a slow bucket is exceeded by what it refills at most."""
     assert batch_for(rule, pods) == batch
-    assert bound_of(rule, batch, pods).excess == excess
+    assert excess_of(rule, batch, pods) == excess
 
 
 def test_a_lease_is_no_longer_than_the_period() -> None:

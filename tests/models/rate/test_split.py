@@ -46,7 +46,7 @@ class Pod:
     ) -> None:
         """Hear how many live, and divide the limit among them; the server's clock is behind."""
         forgotten = forgotten or (now >= self.valid_until and now - back < self.members.latest)
-        self.members.hear(now - back, live, quiet, forgotten=forgotten)
+        self.members.record(now - back, live, quiet, forgotten=forgotten)
         self.valid_until = now + VALID
         if not self.members.settled:
             self.pods, self.rule = 0, None

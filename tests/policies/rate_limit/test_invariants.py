@@ -27,7 +27,7 @@ from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.policies.rate_limit import policy as rate_limit
 from seawall.policies.rate_limit.gate import RateGate, RateWaiter
-from seawall.policies.rate_limit.meters import Meter, Meters
+from seawall.policies.rate_limit.meters import SHUT, Meter, Meters
 from seawall.testing import run_virtual, virtual_time
 from tests.support import (
     SEEDS,
@@ -659,3 +659,16 @@ def test_a_waiter_whose_loop_is_closed_holds_nobody_up() -> None:
         assert limit.waiting == 0
         guard.call(lambda: None)
         assert clock.now() == pytest.approx(1.0)
+
+
+def test_a_limit_that_is_asked_whether_it_rests_stays_closed_for_the_holder_of_the_lock() -> None:
+    """A family asks this of its members while other threads take from them under the lock."""
+    limit = RateLimit("1/s")
+    meters = limit._meters
+    asking = threading.Thread(target=limit._at_rest, args=(0.0,))
+    with meters.mutex, meters:
+        asking.start()
+        asking.join(0.2)  # it waits for the lock
+        assert meters.all[0].slack == SHUT
+    asking.join()
+    assert meters.all[0].slack != SHUT

@@ -108,7 +108,7 @@ def test_a_loop_that_stands_still_holds_nobody_up_beyond_its_own_time(
 ) -> None:
     """Whose time is over is passed over, whether its loop says so or not."""
     assert _blocked_behind_a_loop_that_stands_still() == [True] * 5
-    monkeypatch.setattr(Meters, "_pass_over", lambda *_: None)
+    monkeypatch.setattr(Meters, "remove_late", lambda *_: None)
     assert _blocked_behind_a_loop_that_stands_still()[:4] == [False] * 4
 
 

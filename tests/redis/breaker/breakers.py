@@ -122,12 +122,12 @@ class Pod:
 
     def hear(self, message: Any, reply: Any) -> None:
         """Take in the reply."""
-        self.share.take_in(message, parse_replies(reply, 1))
+        self.share.process_replies(message, parse_replies(reply, 1))
 
     def lose_reply(self) -> None:
         """Tell the store, which does what it is told; its reply never comes."""
         message, _reply = self.told()
-        self.share._unheard(message)
+        self.share._not_answered(message)
 
 
 class World:

@@ -85,9 +85,9 @@ def no_answer(pod: Pod) -> Any:
     try:
         pod.gate.enter(pod.clock.now())
     except Wait as wait:
-        admission = wait.waiter._waiter
+        admission: Any = wait.waiter
     pod.asked = admission._id
-    return admission.claim()  # nothing was published, so nothing was answered
+    return admission._answer()  # nothing was published, so nothing was answered
 
 
 def ask_late(pod: Pod) -> None:
@@ -142,7 +142,7 @@ def test_one_late_answer_lets_nothing_through(state, pods, world):
 def test_without_staying_one_late_answer_floods(pods, world, monkeypatch):
     """If it left the store at once, a trial of its own would close it for this pod."""
     assert one_late_answer(pods, world)[1] == 0
-    monkeypatch.setattr(BreakerMirror, "stay", lambda *_args: None)
+    monkeypatch.setattr(BreakerMirror, "follow_on", lambda *_args: None)
     assert one_late_answer(pods, world)[1] == 10
 
 
@@ -166,7 +166,7 @@ def test_away_for_sure_it_tries_carefully(pods, world):
     made = pods(consecutive=1, break_for=1.0, probes=n_of_m(2, 2), probe_timeout=30.0)
     broken(made, world)
     out = [made[0].enter() for _ in range(2)]
-    made[0].share.watched(up=False, cause="cut off")
+    made[0].share.store_changed(up=False, cause="cut off")
     assert isinstance(made[0].enter(), CircuitOpen)
     made[0].leave(out[0], SUCCESS)
     assert isinstance(made[0].enter(), CircuitOpen)
@@ -185,7 +185,7 @@ def test_a_probe_whose_grant_is_lost_is_free_again(how, pods, world, client):
         try:
             one.gate.enter(one.clock.now())
         except Wait as wait:
-            one.asked = wait.waiter._waiter._id
+            one.asked = wait.waiter._id
             wait.waiter.abandon()
     else:
         no_answer(one)
@@ -231,11 +231,11 @@ def test_what_was_given_up_is_forgotten_again(pods, world, client):
     gone = made[0].mirror.keys[6]
     for number in range(5):
         for probe in range(240):
-            made[0].mirror.lose(f"x-{number}-{probe}")
+            made[0].mirror.report_lost(f"x-{number}-{probe}")
         made[0].flush()
     assert client.zcard(gone) == 1000
     world.pass_time(11.0)
-    made[0].mirror.lose("y")
+    made[0].mirror.report_lost("y")
     made[0].flush()
     assert client.zrange(gone, 0, -1) == [b"y"]
     assert client.pttl(gone) > 0
@@ -257,7 +257,7 @@ def test_a_grant_that_nobody_waits_for_is_given_back_in_any_case(pods, world, cl
     made = pods(consecutive=1, break_for=1.0)
     broken(made, world)
     for number in range(MOST_LOST):
-        made[0].mirror.lose(f"x-{number}")
+        made[0].mirror.report_lost(f"x-{number}")
     try:
         made[0].gate.enter(made[0].clock.now())
     except Wait as wait:
@@ -310,7 +310,7 @@ def a_vote_that_was_not_heard(pods: Callable[..., list[Pod]], world: World) -> l
     for _ in range(2):
         made[0].call(FAILURE)
     message = made[0].share.pack([made[0].mirror])  # never arrives
-    made[0].share._unheard(message)
+    made[0].share._not_answered(message)
     for _ in range(2):
         made[1].call(FAILURE)
     world.flush()
@@ -320,7 +320,7 @@ def a_vote_that_was_not_heard(pods: Callable[..., list[Pod]], world: World) -> l
 def test_a_vote_that_was_not_heard_is_told_again(pods, world, monkeypatch):
     """The vote counts, though the first message was lost; without telling it again it would not."""
     assert a_vote_that_was_not_heard(pods, world) == ["open"] * 3
-    monkeypatch.setattr(PendingReports, "unheard", lambda *_args: None)
+    monkeypatch.setattr(PendingReports, "retry", lambda *_args: None)
     assert a_vote_that_was_not_heard(pods, world) == ["closed"] * 3
 
 
@@ -348,7 +348,7 @@ def test_exchanges_that_overlap_do_not_mix_up_what_they_told(pods, world):
     made[0].leave(probe, SUCCESS)
     result = made[0].share.pack([made[0].mirror])  # gets lost
     made[0].hear(*poll)
-    made[0].share._unheard(result)
+    made[0].share._not_answered(result)
     world.flush()
     assert {one.state for one in made} == {"closed"}
 
@@ -563,7 +563,7 @@ def test_an_answer_of_before_the_outage_does_not_end_it(pods, monkeypatch):
     made[0].call(FAILURE)
     under_way = made[0].told()
     monkeypatch.setattr(made[0].store._core.health, "up", False)
-    made[0].share.watched(up=False, cause="cut off")
+    made[0].share.store_changed(up=False, cause="cut off")
     made[0].hear(*under_way)
     assert made[0].mirror.away == "local"
     assert made[0].mirror.dirty
@@ -879,7 +879,7 @@ def test_a_child_process_does_not_tell_what_runs_in_its_parent(pods, world):
     """Calls that were running at the fork are slow in the parent only."""
     made = pods(slow_after=0.5, slow_ratio=0.5, min_calls=2)
     flying = [made[0].enter() for _ in range(10)]
-    made[0].mirror.forked()
+    made[0].mirror.after_fork()
     for ticket in flying[:5]:
         made[0].leave(ticket, FAILURE)
     made[0].call(SUCCESS)
@@ -989,7 +989,7 @@ def told_by_a_child(pods: Callable[..., list[Pod]]) -> int:
     made = pods(failure_ratio=1.0, window=30.0, min_calls=1000)
     for _ in range(5):
         made[0].call(SUCCESS)
-    made[0].mirror.forked()
+    made[0].mirror.after_fork()
     made[0].call(SUCCESS)
     made[0].flush()
     return int(made[0].mirror._totals[0]) - 3
@@ -998,14 +998,14 @@ def told_by_a_child(pods: Callable[..., list[Pod]]) -> int:
 def test_what_the_parent_counted_is_not_told_by_the_child(pods, monkeypatch):
     """A child leaves out what its parent will tell; if it did not, it would be told twice."""
     assert told_by_a_child(pods) == 1
-    forked = BreakerMirror.forked
+    forked = BreakerMirror.after_fork
 
     def keeping(self: BreakerMirror) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(BreakerReport, "take", lambda _self: [])
             forked(self)
 
-    monkeypatch.setattr(BreakerMirror, "forked", keeping)
+    monkeypatch.setattr(BreakerMirror, "after_fork", keeping)
     assert told_by_a_child(pods) == 6
 
 

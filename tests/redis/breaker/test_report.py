@@ -63,10 +63,10 @@ class Others:
 
     def hear(self, report: BreakerReport, now: float) -> None:
         """Take in all that there is to tell, and answer where it was counted."""
-        for entry, place in self.take_in(report, now):
+        for entry, place in self.process_replies(report, now):
             entry.counted(place)
 
-    def take_in(self, report: BreakerReport, now: float) -> list[tuple[ReportEntry, int]]:
+    def process_replies(self, report: BreakerReport, now: float) -> list[tuple[ReportEntry, int]]:
         """Take in all that there is to tell; return the reply, which has not arrived yet."""
         reply = []
         for entry in report.take():
@@ -139,7 +139,7 @@ def test_calls_that_change_before_the_reply_arrives_are_found_again(kind, steps)
         else:
             for entry, place in reply:
                 entry.counted(place)
-            reply = others.take_in(report, 1000.0)
+            reply = others.process_replies(report, 1000.0)
     assert not report.fresh
     assert others.totals(1000.0) == report.totals(1000.0)
 
@@ -151,7 +151,7 @@ def test_a_failure_withdrawn_before_the_reply_arrives_is_withdrawn_there_too():
         marked = Marked(report)
         report.success(1.0)
         marked.add(FAILED, 1.0)
-        reply = others.take_in(report, 1.0)
+        reply = others.process_replies(report, 1.0)
         marked.change(0, 0, 1.0)
         for entry, place in reply:
             entry.counted(place)

@@ -18,8 +18,8 @@ from seawall.redis.limits.leased import share as leased_share
 from seawall.redis.limits.leased.purses import BatchRequest, GrantedBatch, RefusedBatch
 from seawall.redis.limits.leased.share import LeasedLimits
 from seawall.redis.limits.shared import SharedLimits
-from seawall.redis.limits.wire import SCRIPT
 from seawall.redis.store import RedisStore
+from seawall.runtime.driver import adrive
 from tests.redis.support import FrozenClock, Server, keys_without_expiry
 from tests.support import let_pass, new_guard
 
@@ -92,9 +92,8 @@ async def quiet(pod: Pod) -> None:
 async def left(pod: Pod, *args: Any) -> int:
     """Return what the store says is left, without what pods hold."""
     charges = pod.limit._charges(args, {})
-    share = pod.share
-    reply = await share.store.acall(SCRIPT, *share._peeking(charges))
-    _verdict, standings = SharedLimits._seen(share, charges, reply)
+    steps = SharedLimits.peek(pod.share, charges)
+    _verdict, standings = await adrive(steps, lambda request: request.arun())
     return standings[0].left
 
 
@@ -144,11 +143,11 @@ def test_what_is_left_at_the_end_of_a_lease_goes_back(
         assert await left(pod) == 100 - 1 - pod.held[0]
         pod.clock.advance(0.999)
         frozen.advance(999_000)
-        pod.share.tend()
+        pod.share.return_expired()
         assert pod.held[0] > 0
         pod.clock.advance(0.001)
         frozen.advance(1_000)
-        pod.share.tend()
+        pod.share.return_expired()
         await settled(store)
         assert pod.held == [0]
         assert await left(pod) == 99
@@ -457,7 +456,7 @@ def test_keys_beyond_the_map_are_decided_by_the_store(
         assert pod.seen()["keys"] <= 5
         pod.clock.advance(2.0)
         frozen.advance(2_000_000)
-        pod.share.tend()
+        pod.share.return_expired()
         assert await pod.call("new") == 1
         assert not keys_without_expiry(client, store._core.prefix)
         with pytest.raises(TypeError, match="cannot be shared"):

@@ -114,7 +114,7 @@ class World:
                     await store._core.pods.beat()
                 share = limit._sharing.share
                 if isinstance(share, LeasedLimits):
-                    share.tend()
+                    share.return_expired()
 
 
 async def _nothing() -> None:

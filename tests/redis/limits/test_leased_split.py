@@ -225,15 +225,15 @@ def test_parts_reach_the_meters_in_order(
     assert sharing is not None
     share = sharing.share
     assert isinstance(share, SplitLimits)
-    rerule, held_up, go_on = share._rerule, threading.Event(), threading.Event()
+    follow, held_up, go_on = share.owner.follow, threading.Event(), threading.Event()
 
     def slowly(parts: Any) -> None:
         if not held_up.is_set():
             held_up.set()
             assert go_on.wait(10)
-        rerule(parts)
+        follow(parts)
 
-    monkeypatch.setattr(share, "_rerule", slowly)
+    monkeypatch.setattr(share.owner, "follow", slowly)
     thread = threading.Thread(target=lambda: asyncio.run(pod.call()))
     thread.start()
     assert held_up.wait(10)

@@ -58,7 +58,7 @@ def test_who_is_cancelled_takes_nothing_with_it(store: RedisStore) -> None:
         assert pod.held[0] <= 4
         assert await left(pod) == 1000 - 5 - pod.held[0]
         (holder,) = pod.share.holders[0].values()
-        assert not holder.line
+        assert not holder.waiters
 
     asyncio.run(main())
 
@@ -223,7 +223,7 @@ def test_who_waits_too_long_is_told_in_time(store: RedisStore) -> None:
         await let_pass(0.01)
         tasks.append(asyncio.create_task(pod.call()))
         assert await asyncio.wait_for(asyncio.gather(*tasks), 1.0) == [0] * 6
-        assert not holder.line
+        assert not holder.waiters
 
     asyncio.run(main())
 
@@ -264,7 +264,7 @@ def test_a_blocked_loop_holds_up_no_other_thread(
         assert admitted == 10
         assert slowest < 2.0
     with RedisStore(redis_url, prefix="starved", timeout=0.3) as store:
-        monkeypatch.setattr(PurseSection, "_doubt", lambda *_args: None)
+        monkeypatch.setattr(PurseSection, "_schedule_recheck", lambda *_args: None)
         assert calls_beside_a_blocked_loop(store)[0] == 0
 
 
@@ -281,7 +281,7 @@ def test_a_thread_does_not_wait_for_a_loops_next_question_either(
         threading.Event(),
     )
     buying.wake = lambda: woken.set() is None
-    holder.line[buying] = 3
+    holder.waiters[buying] = 3
     buying.holders = [holder]
 
     async def main() -> None:
@@ -317,13 +317,13 @@ def test_the_verdict_is_there_before_anybody_can_look(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stands in no line reads it without the lock, in whatever thread."""
-    step_out, seen = BatchWaiter.step_out, []
+    step_out, seen = BatchWaiter.leave_queues, []
 
     def watched(self: BatchWaiter) -> None:
         seen.append(self.verdict)
         step_out(self)
 
-    monkeypatch.setattr(BatchWaiter, "step_out", watched)
+    monkeypatch.setattr(BatchWaiter, "leave_queues", watched)
     assert asyncio.run(Pod(store, "1000/s", batch=4).call()) == 1
     assert seen
     assert None not in seen
@@ -338,7 +338,7 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
 
     async def main() -> None:
         pod = Pod(store, "1000/min", batch=20)
-        door = pod.share.door
+        door = pod.share.spend_path
         assert door is not None
         assert door.open is NOTHING
         await pod.call()
@@ -352,13 +352,13 @@ def test_the_door_is_open_only_while_the_store_is_there(store: RedisStore) -> No
         assert door.open is NOTHING
         while not store.up:
             await let_pass(0.01)
-        pod.share.moved()
+        pod.share.store_changed()
         assert door.open is lot
         pod.limit.update(limits="2000/min")
         assert door.open is NOTHING
 
     asyncio.run(main())
-    assert Pod(store, "9/s", "90/min", batch=2, name="two").share.door is None
+    assert Pod(store, "9/s", "90/min", batch=2, name="two").share.spend_path is None
 
 
 @pytest.mark.usefixtures("frozen")

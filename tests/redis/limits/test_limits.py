@@ -20,6 +20,7 @@ from seawall.limits import Limit
 from seawall.redis.connections import LoopConnection
 from seawall.redis.limits.exact import QuestionRound
 from seawall.redis.store import RedisStore
+from seawall.runtime.driver import drive
 from tests.redis.limits.test_agreement import ALGORITHMS, START, PatientClock, flush
 from tests.redis.support import FrozenClock, keys_without_expiry, mutate
 from tests.support import let_pass, new_guard
@@ -426,7 +427,7 @@ def test_without_giving_back_the_cancelled_would_use_up_the_limit(
     store: RedisStore, rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If who is cancelled did not part from the others, its grant would be lost."""
-    monkeypatch.setattr(QuestionRound, "part", lambda *_: None)
+    monkeypatch.setattr(QuestionRound, "leave", lambda *_: None)
     assert asyncio.run(missing_after_cancellations(store, rng, "cut")) > 0
 
 
@@ -755,7 +756,7 @@ def test_an_answer_that_makes_no_sense_is_none(
 
     monkeypatch.setattr(LoopConnection, "exchange", exchange)
     with pytest.raises(StoreUnavailable, match="makes no sense"):
-        share.decide(limit._charges((), {}))
+        drive(share.decide(limit._charges((), {})), lambda request: request.run())
 
 
 # --- What cannot be true ---

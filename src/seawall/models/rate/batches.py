@@ -17,7 +17,7 @@ which is no later than the grant, so clocks do not have to agree.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from seawall.models.rate.buckets import TokenBucket
 from seawall.models.rate.rates import MICROSECONDS
@@ -230,30 +230,20 @@ def batch_for(rule: RateRule[Any], pods: int) -> int:
     return max(1, min(most, rule.rate.limit // (_PART * pods)))
 
 
-class ExcessBound(NamedTuple):
-    """Effect of a batch on the limit."""
-
-    batch: int
-    pods: int
-    lease: float
-    excess: int  # maximum number of calls beyond the algorithm's own bound in any time span
-
-
 def lease_of(rule: RateRule[Any]) -> float:
     """Return for how many microseconds granted tokens may be spent."""
     return float(min(LEASE, rule.rate.period))
 
 
-def bound_of(rule: RateRule[Any], batch: int, pods: int) -> ExcessBound:
-    """Return the excess of `pods` that hold up to `batch` each.
+def excess_of(rule: RateRule[Any], batch: int, pods: int) -> int:
+    """Return how many calls beyond the rule's own bound `pods` with up to `batch` each may admit.
 
     In any time span, it is at most what was held at its beginning: `pods * batch`. These tokens
     were granted within the lease before it, and over a span that is longer by a lease, a bucket
     grants only what it refills in that lease more. The smaller of the two is the bound.
     """
-    lease = lease_of(rule)
     excess = pods * batch
     if isinstance(rule, TokenBucket):
         limit, period = rule.rate
-        excess = min(excess, int(-(-limit * lease // period)) + 1)
-    return ExcessBound(batch, pods, lease, excess)
+        excess = min(excess, int(-(-limit * lease_of(rule) // period)) + 1)
+    return excess

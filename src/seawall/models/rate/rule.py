@@ -1,6 +1,6 @@
 """Interface of the rate limit algorithms: the rule, separate from the storage of its state.
 
-    (settings, state, now, cost) -> verdict
+    wait(state, now, cost) -> how long until that may be taken;  take(state, now, cost) -> state
 
 The settings are the immutable algorithm object itself. Time is in whole microseconds on any clock,
 and all numbers are whole and below 2**53, so an equivalent script in another language reaches the
@@ -10,18 +10,11 @@ broken.
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from seawall.models.rate.rates import EXACT, Rate
 
 S = TypeVar("S")
-
-
-class RateVerdict(NamedTuple):
-    """Result of one request."""
-
-    state: Any  # the state to store. A refusal leaves it unchanged
-    wait: float | None  # 0 if admitted, else microseconds until it would be, or None for never
 
 
 class RateRule(Generic[S]):
@@ -86,11 +79,6 @@ class RateRule(Generic[S]):
     def adopt(self, state: S, old: RateRule[S], now: float) -> S:
         """Convert a state under other settings of the same algorithm to these settings."""
         return state
-
-    def decide(self, state: S, now: float, cost: int) -> RateVerdict:
-        """Check, and take if admitted: the whole rule in one step."""
-        wait = self.wait(state, now, cost)
-        return RateVerdict(self.take(state, now, cost)[0] if wait == 0 else state, wait)
 
 
 def check_exact(rate: Rate, most: int) -> None:

@@ -28,11 +28,11 @@ VALID: Final = 2 * LIFE - BEAT  # microseconds after a heartbeat in which the pa
 
 
 class SplitMembers:
-    """Number of pods, as heard by one of them. Times are the server's."""
+    """Number of pods, as one of them knows it. Times are the server's."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._heard: deque[tuple[float, int]] = deque()
+        self._reports: deque[tuple[float, int]] = deque()
         self.latest = float("-inf")  # time of the latest report
         self.known = False  # whether there was any report
         self.count = 1  # number of pods with this one: the maximum reported lately
@@ -41,7 +41,9 @@ class SplitMembers:
         self._changed = 0.0
         self.steady = 0.0  # how long `count` and `settled` had been unchanged at the latest report
 
-    def hear(self, now: float, live: int, quiet: float | None, *, forgotten: bool = False) -> None:
+    def record(
+        self, now: float, live: int, quiet: float | None, *, forgotten: bool = False
+    ) -> None:
         """Process a report that `live` pods exist, and for how long there was no other pod.
 
         `forgotten` means that others may have taken this pod's part while it was silent.
@@ -53,17 +55,17 @@ class SplitMembers:
         if self._since is None or forgotten:
             self._since, self.quiet = now, 0.0 if forgotten else quiet
             self.settled = False
-        heard = self._heard
-        if heard and now - heard[-1][0] > 2 * BEAT:
+        reports = self._reports
+        if reports and now - reports[-1][0] > 2 * BEAT:
             # There was a silence, of this pod or of the store. The earlier count still applies.
-            heard.clear()
-            heard.append((now, self.count))
-        while heard and heard[0][0] <= now - LIFE:
-            heard.popleft()
-        while heard and heard[-1][1] <= live:
-            heard.pop()  # superseded by this report
-        heard.append((now, live))
-        self.count = heard[0][1]
+            reports.clear()
+            reports.append((now, self.count))
+        while reports and reports[0][0] <= now - LIFE:
+            reports.popleft()
+        while reports and reports[-1][1] <= live:
+            reports.pop()  # superseded by this report
+        reports.append((now, live))
+        self.count = reports[0][1]
         alone = self.quiet is None and self.count == 1
         self.settled = self.settled or alone or now - self._since >= SETTLED
         if before != (self.count, self.settled):
@@ -73,7 +75,7 @@ class SplitMembers:
 
     def _set_back(self, by: float) -> None:
         """Follow a clock that was set back. The time that passed is unknown, so assume none."""
-        self._heard = deque((at - by, live) for at, live in self._heard)
+        self._reports = deque((at - by, live) for at, live in self._reports)
         self._changed -= by
         if self._since is not None:
             self._since -= by

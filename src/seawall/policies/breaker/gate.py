@@ -6,7 +6,7 @@ like any model's answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,6 @@ from seawall.runtime.layers import (
     Layer,
     Outcome,
     Wait,
-    Waiter,
 )
 from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GateBound
@@ -87,8 +86,8 @@ class BreakerGate(GateBound):
         if share is not None and isinstance(answer, BreakerRefusal) and policy.mode != "off":
             share.begin()  # a pod that refuses must also learn when to stop
             if answer.reason == "unknown":
-                asked = share.ask(kind, model, self.host.clock)
-                waiter = _Asked(asked, partial(self._answered, model, key))
+                result = partial(self._answered, model, key)
+                waiter = share.ask(kind, model, self.host.clock, result)
                 patient = now + patience(self.host)
                 if patient < (inf if waiter.until is None else waiter.until):
                     waiter.until = patient
@@ -273,17 +272,3 @@ class _InLoop(Layer):
         self.attempted = gate.attempted
         self.continued = gate.continued
         self.begun = gate.begun
-
-
-class _Asked:
-    """A call that waits for the store's reply, which `meant` turns into a ticket or a refusal."""
-
-    def __init__(self, waiter: Waiter, meant: Callable[[Any], Any]) -> None:
-        self._waiter = waiter
-        self._meant = meant
-        self.until = waiter.until
-        self.publish = waiter.publish
-        self.abandon = waiter.abandon
-
-    def claim(self) -> Any:
-        return self._meant(self._waiter.claim())

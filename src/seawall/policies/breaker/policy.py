@@ -19,21 +19,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import ref
 
 from seawall import _checks as check
 from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.clock import current_clock
 from seawall.errors import ErrorKinds, error_predicate
-from seawall.events import BreakerChanged, SettingsDiffer, StoreModeChanged
+from seawall.events import BreakerChanged
 from seawall.models.breaker.probes import Probes
 from seawall.models.breaker.settings import BREAK_FOR, BreakerSettings
 from seawall.models.breaker.state import BreakerCause, BreakerModel, BreakerState
 from seawall.policies.breaker.gate import BreakerGate, failure_reason, failure_text
 from seawall.runtime.layers import Host
 from seawall.runtime.mutex import Mutex
-from seawall.runtime.policy import MODES, GatePolicy, Mode, emit_for, now_of
+from seawall.runtime.policy import (
+    MODES,
+    GatePolicy,
+    Mode,
+    PolicyShareOwner,
+    emit_for,
+    now_of,
+)
 from seawall.runtime.store import BreakerShare, BreakerStore
 
 if TYPE_CHECKING:
@@ -221,7 +227,7 @@ class Breaker(GatePolicy):
         """Evict the least recently used breaker that may go. Return whether there is one."""
         now = now_of(self)
         for key, model in self._keyed.items():
-            if _may_go(model, now):
+            if _is_evictable(model, now):
                 del self._keyed[key]
                 if self._share is not None:
                     self._share.forget(model)
@@ -229,7 +235,7 @@ class Breaker(GatePolicy):
         return False
 
     def _at_rest(self, now: float) -> bool:
-        return all(_may_go(model, now) for model in self.models().values())
+        return all(_is_evictable(model, now) for model in self.models().values())
 
     def _command(self, key: Hashable, command: str) -> None:
         if (key is None) != (self.key is None):
@@ -298,7 +304,7 @@ class Breaker(GatePolicy):
         return self.shared._breaker(
             self.name,
             self.settings,
-            _Owner(self),
+            _BreakerShareOwner(self),
             on_store_failure=on_store_failure,
             quorum=quorum,
             keyed=self.key is not None,
@@ -322,7 +328,7 @@ class Breaker(GatePolicy):
                 model.update(settings, now)
 
 
-def _may_go(model: BreakerModel, now: float) -> bool:
+def _is_evictable(model: BreakerModel, now: float) -> bool:
     """Return whether a breaker may be evicted: it is closed, or its break is over.
 
     Otherwise a flood of keys could reset an open one.
@@ -350,11 +356,13 @@ class NeverRaising:
         return repr(self.function)
 
 
-class _Owner:
-    """Access of a store's share to its breaker, without keeping the breaker alive."""
+class _BreakerShareOwner(PolicyShareOwner):
+    """What a store's share knows of its breaker."""
+
+    _policy: Callable[[], Breaker | None]
 
     def __init__(self, policy: Breaker) -> None:
-        self._policy = ref(policy)
+        super().__init__(policy)
         self._spare = Mutex()
 
     @property
@@ -370,15 +378,3 @@ class _Owner:
         policy = self._policy()
         if policy is not None:
             policy._report(model, key)
-
-    def mode_changed(self, before: str, after: str, cause: str) -> None:
-        policy = self._policy()
-        if policy is not None and policy.shared is not None:
-            fields = {"policy": policy.kind, "before": before, "after": after, "cause": cause}
-            emit_for(policy, StoreModeChanged, store=policy.shared.name, **fields)
-
-    def settings_differ(self, own: str, other: str) -> None:
-        policy = self._policy()
-        if policy is not None:
-            fields = {"policy": policy.kind, "own": own, "other": other}
-            emit_for(policy, SettingsDiffer, shared_name=policy.name, **fields)

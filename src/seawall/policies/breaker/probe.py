@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from seawall._forks import survives_fork
-from seawall.clock import Clock, VirtualClock
+from seawall.clock import SYSTEM, Clock, VirtualClock
 from seawall.models.breaker.probes import CallVerdict, Probe
 from seawall.models.breaker.state import BreakerModel, BreakerRefusal, BreakerState, Ticket
 from seawall.runtime.background import Background, Handle
-from seawall.runtime.driver import wait_async
+from seawall.runtime.driver import CallbackWaiter, wait_async
 from seawall.runtime.functions import is_async
 from seawall.runtime.layers import FAILED
 from seawall.runtime.mutex import Mutex
@@ -35,15 +35,11 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 16  # maximum number of concurrent probes of one breaker
 
 
-async def _nothing() -> None:
-    pass
-
-
 class _ProbeThread:
     """The thread that runs the probes of all breakers."""
 
     def __init__(self) -> None:
-        self.background = Background(lambda: None, _nothing, owner="probes")
+        self.background = Background(owner="probes")
         self.pool = WorkerPool(AT_ONCE, 0, "probes")
         survives_fork(self)
 
@@ -148,7 +144,8 @@ class Prober:
             return answer
         share.begin()
         # Ask like a thread: then the store needs no connection in this loop, which never ends.
-        permit: Ticket | BreakerRefusal = await wait_async(share.ask("sync", model, clock), clock)
+        waiter = share.ask("sync", model, clock, lambda permit: permit)
+        permit: Ticket | BreakerRefusal = await wait_async(waiter, clock)
         return permit
 
     async def _ask(self, gate: BreakerGate, key: Hashable) -> None:
@@ -176,25 +173,17 @@ class ProbeFailedError(Exception):
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Run a plain function in a thread. If cancelled, abandon the thread."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
+    jobs: list[ThreadJob] = []
 
-    def ring() -> None:
-        if not ended.done():
-            ended.set_result(None)
+    def start(wake: Callable[[], bool]) -> None:
+        job = ThreadJob(function, args, {}, wake)
+        if not _thread.pool.submit(job):
+            raise ProbeFailedError("all threads are taken by probes that do not end")
+        jobs.append(job)
 
-    def done() -> None:
-        try:
-            loop.call_soon_threadsafe(ring)
-        except RuntimeError:
-            pass  # the loop is closed, so there is no waiter
+    def give_up(_wake: Callable[[], bool]) -> None:
+        for job in jobs:
+            _thread.pool.give_up(job)  # does nothing if it has ended
 
-    job = ThreadJob(function, args, {}, done)
-    if not _thread.pool.submit(job):
-        raise ProbeFailedError("all threads are taken by probes that do not end")
-    try:
-        await ended
-    except BaseException:
-        _thread.pool.give_up(job)
-        raise
-    return job.result()
+    await wait_async(CallbackWaiter(start, leave=give_up), SYSTEM)
+    return jobs[0].result()

@@ -18,7 +18,7 @@ from seawall.policies.rate_limit.meters import Blocked, Meter
 from seawall.policies.rate_limit.reservation import Charge, Reservation
 from seawall.runtime.call import STREAMED, patience
 from seawall.runtime.functions import takes_arguments
-from seawall.runtime.layers import OK, UNUSED, Host, Outcome, Wait
+from seawall.runtime.layers import OK, UNUSED, Host, Inline, Outcome, Wait
 from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GateBound
 
@@ -32,19 +32,23 @@ class RateGate(GateBound):
 
     policy: RateLimit
 
-    def __init__(self, policy: RateLimit, host: Host, *, keyed: bool = False) -> None:
-        """Belong to `host`; if `keyed`, with a success path for a single bucket with keys."""
+    def __init__(self, policy: RateLimit, host: Host) -> None:
         super().__init__(policy, host)
         functions = [f for limit in policy.limits for f in (limit.key, limit.cost) if callable(f)]
         self.takes_arguments = any(map(takes_arguments, functions))
         self.settles = any(limit.settle is not None for limit in policy.limits)
-        meters = policy._meters.all
-        if keyed:
-            self.inline = keyed_bucket(
-                meters[0], self._enter_key, takes_arguments=self.takes_arguments
-            )
-        elif LOCK_FREE and all(meter.plain and meter.limit.key is None for meter in meters):
-            self.inline = unkeyed_buckets(meters)
+        self.inline = self._success_path()
+
+    def _success_path(self) -> Inline | None:
+        """Return the lines for buckets without keys, or for a single one with keys."""
+        meters = self.policy._meters.all
+        if not LOCK_FREE or not all(meter.plain for meter in meters):
+            return None
+        if all(meter.limit.key is None for meter in meters):
+            return unkeyed_buckets(meters)
+        if len(meters) > 1:
+            return None
+        return keyed_bucket(meters[0], self._enter_key, takes_arguments=self.takes_arguments)
 
     def enter(self, now: float, /, *args: Any, **kwargs: Any) -> object:
         """Take what the call costs, refuse it, or let it wait."""
@@ -152,7 +156,7 @@ class RateWaiter:
         self.queue: KeyQueue | None = None
         self.charge: Charge | None = None
         self.number = 0
-        self.wants = 0
+        self.cost = 0
         self.until: float | None = None
         self._late = False
         self._patience = now + patience(gate.host)
@@ -220,16 +224,16 @@ class RateWaiter:
             self._state = "turned away"
         else:
             self._state = "waiting"
-            self._stand(blocked, now)
+            self._wait_for_longest(blocked, now)
 
     def _grant(self, now: float) -> None:
         self._meters.take(self._charges, now)
         self._state = "granted"
 
-    def _stand(self, blocked: Blocked, now: float) -> None:
+    def _wait_for_longest(self, blocked: Blocked, now: float) -> None:
         """Wait for the charge that takes longest. Only the first in a queue sets a timer."""
         if self.charge is not blocked.longest:
-            self._meters.part(self)
+            self._meters.leave_queue(self)
             self._meters.join(self, blocked.longest)
         # A waiter that is not first gives up a microsecond later: if several turns come at the very
         # end, those before it go first, and wake it.
@@ -275,16 +279,16 @@ class RateWaiter:
         blocked = self._meters.look(self._charges, now, self)
         if blocked is None:
             self._grant(now)
-            self._meters.part(self)
+            self._meters.leave_queue(self)
         elif (
             self._state == "waiting"
             and self._in_time(blocked, now)
             and self._gate.policy.mode == "enforce"
         ):
-            self._stand(blocked, now)
+            self._wait_for_longest(blocked, now)
         elif self._state == "waiting":
             self._state = "given up"
-            self._meters.part(self)
+            self._meters.leave_queue(self)
         return blocked
 
     def abandon(self) -> None:
@@ -297,4 +301,4 @@ class RateWaiter:
             for charge in self._charges:
                 self._meters.settle(charge, 0, now)
         self._state = "given up"
-        self._meters.part(self)
+        self._meters.leave_queue(self)

@@ -72,7 +72,7 @@ class KeyedCaps:
         """Use `beside(place)` to find the shared place of that key."""
         self._beside = beside
         self._caps: dict[Hashable, Caps] = {}
-        self._hand: list[Hashable] = []
+        self._unchecked: list[Hashable] = []
 
     def __bool__(self) -> bool:
         return bool(self._caps)
@@ -102,10 +102,10 @@ class KeyedCaps:
     def _sweep(self, now: float) -> None:
         """Check a few places, and remove expired caps."""
         for _ in range(_SWEEP):
-            if not self._hand:
-                self._hand = list(self._caps)
-            if self._hand:
-                self.at(self._hand.pop(), now)
+            if not self._unchecked:
+                self._unchecked = list(self._caps)
+            if self._unchecked:
+                self.at(self._unchecked.pop(), now)
 
 
 class Meter:
@@ -118,7 +118,7 @@ class Meter:
         """States of buckets with open estimates. These are not in `states`."""
         self.caps = KeyedCaps(self._beside)
         self._others: dict[Hashable, _Other] = {}
-        self._hand: list[Hashable] = []
+        self._unchecked: list[Hashable] = []
         self._horizon = NEVER
         """The latest time at which a state was evicted. A new one must not start earlier."""
         self._shared: list[_Stripe] = []
@@ -221,11 +221,11 @@ class Meter:
         No others: a flood of keys must not make the limit forget what a key has taken.
         """
         for _ in range(steps):
-            if not self._hand:
-                self._hand = [*self.accounts, *reversed(self.states)]
-                if not self._hand:
+            if not self._unchecked:
+                self._unchecked = [*self.accounts, *reversed(self.states)]
+                if not self._unchecked:
                     return
-            place = self._hand.pop()
+            place = self._unchecked.pop()
             if self._holds(place) and place not in self.queues:
                 rule, state = self.at(place, now)
                 if not rule.rest(state, now) and not (self.caps and self.caps.at(place, now)):
@@ -466,7 +466,7 @@ class KeyQueue:
         for other in self.waiters:
             if other.number >= waiter.number:
                 break
-            ahead += other.wants
+            ahead += other.cost
         return ahead
 
     def join(self, waiter: RateWaiter) -> None:
@@ -477,7 +477,7 @@ class KeyQueue:
                 break
             newer.append(other)
         self.waiters[waiter] = None
-        self.total += waiter.wants
+        self.total += waiter.cost
         if newer:
             for other in reversed(newer):
                 self.waiters.move_to_end(other)
@@ -558,7 +558,7 @@ class Meters:
             if meter.limit.key is not None and (waiter is None or waiter.charge is not charge):
                 charge.place = meter.place(charge.key, now)
             if meter.queues:
-                self._pass_over(charge, now, waiter)
+                self.remove_late(charge, now, waiter)
         waits = [(one, one.meter.wait(one, now, waiter)) for one in charges if one.cost]
         return Blocked.by([(charge, wait) for charge, wait in waits if wait != 0])
 
@@ -579,14 +579,14 @@ class Meters:
     def join(self, waiter: RateWaiter, charge: Charge) -> None:
         """Put `waiter` into the queue of `charge`, behind all that began to wait before it."""
         queue = charge.meter.queues.get(charge.place) or KeyQueue()
-        waiter.wants = charge.cost
+        waiter.cost = charge.cost
         queue.join(waiter)
         # Nothing is called from here on: a signal cannot leave a queue without a waiter.
         waiter.queue, waiter.charge = queue, charge
         charge.meter.queues[charge.place] = queue
         self.waiting += 1
 
-    def part(self, waiter: RateWaiter) -> None:
+    def leave_queue(self, waiter: RateWaiter) -> None:
         """Remove `waiter` from its queue and wake the next one."""
         charge = waiter.charge
         if charge is not None and self._remove(waiter):
@@ -600,13 +600,13 @@ class Meters:
             return False  # in a child process its queue is gone
         first = queue.first is waiter
         del queue.waiters[waiter]
-        queue.total -= waiter.wants
+        queue.total -= waiter.cost
         self.waiting -= 1
         if not queue.waiters:
             del charge.meter.queues[charge.place]
         return first
 
-    def _pass_over(self, charge: Charge, now: float, waiter: RateWaiter | None) -> None:
+    def remove_late(self, charge: Charge, now: float, waiter: RateWaiter | None) -> None:
         """Remove late waiters at the front: a blocked event loop must not block others."""
         meter, place = charge.meter, charge.place
         passed = False

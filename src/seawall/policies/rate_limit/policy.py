@@ -32,7 +32,6 @@ from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.policies.rate_limit.shared_gate import SharedRateGate
 from seawall.policies.rate_limit.sharing import OnStoreFailure, Sharing, SharingKind
 from seawall.runtime.layers import Host
-from seawall.runtime.mutex import LOCK_FREE
 from seawall.runtime.policy import GatePolicy, Mode, bindings_of, now_of
 from seawall.runtime.store import LimitStore
 
@@ -145,7 +144,7 @@ class RateLimit(GatePolicy):
         return none if self._sharing is None else self._sharing.share.excess or none
 
     def _at_rest(self, now: float) -> bool:
-        with self._meters:
+        with self._meters.mutex, self._meters:
             us = whole_microseconds(now)
             return all(meter.at_rest(us) for meter in self._meters.all)
 
@@ -349,7 +348,8 @@ class RateLimit(GatePolicy):
         """
         number, key, us = self._lower(remaining, reset_after, args, kwargs, limit)
         if self._sharing is not None:
-            await self._sharing.share.alower(number, key, remaining, us)
+            steps = self._sharing.share.confirmed_lower(number, key, remaining, us)
+            await self._sharing.arun(steps)
 
     def reset(self, *args: Any, limit: str | None = None, **kwargs: Any) -> None:
         """Reset the counts for calls with these arguments, and vendors' reports about them.
@@ -498,9 +498,7 @@ class RateLimit(GatePolicy):
             self._align(host.clock)
         if self._sharing is not None:
             return SharedRateGate(self, host, self._sharing)
-        first, *more = self._meters.all
-        keyed = LOCK_FREE and not more and first.plain and first.limit.key is not None
-        return RateGate(self, host, keyed=keyed)
+        return RateGate(self, host)
 
     def _update(self, changes: dict[str, Any]) -> None:
         known = ("limits", "burst", "max_wait", "max_waiting", "max_keys", "mode")
@@ -543,7 +541,7 @@ class RateLimit(GatePolicy):
             self._sharing.configure([meter.rule for meter in self._meters.all])
         self._meters.attend_all()
 
-    def _rerule(self, rules: Iterable[RateRule[Any]]) -> None:
+    def _follow(self, rules: Iterable[RateRule[Any]]) -> None:
         """Let the meters follow other rules, which convert the states."""
         with self._meters.mutex, self._meters:
             now = whole_microseconds(self._now())

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 
 if TYPE_CHECKING:
     from seawall.models.rate.buckets import Account
@@ -145,12 +146,9 @@ class Reservation:
             actual = charge.asked
             try:
                 actual = _actual("settle(...)", settle(value))
-            except Exception:
-                import logging
-
-                logging.getLogger("seawall").exception(
-                    "settle of guard %r failed; the estimate of %d stays", guard, charge.asked
-                )
+            except Exception:  # noqa: BLE001 - logged
+                message = "settle of guard %r failed; the estimate of %d stays"
+                log_failure(message, guard, charge.asked)
             settled.append((charge, actual))
         self._policy._settle(settled)
 

@@ -35,9 +35,11 @@ class SharedRateGate(RateGate):
 
     def __init__(self, policy: RateLimit, host: Host, sharing: Sharing) -> None:
         super().__init__(policy, host)
-        self.inline = None
         self.sharing = sharing
         self._sides: dict[Kind, Layer] = {kind: _Side(self, kind) for kind in ("sync", "async")}
+
+    def _success_path(self) -> None:
+        """Return None: each side has its own lines."""
 
     def layer(self, kind: Kind) -> Layer:
         """Return the layer for calls of that kind. It decides how the store is asked."""
@@ -150,7 +152,7 @@ class SharedRateGate(RateGate):
         """Decide without the store."""
         failing = self.sharing.failing
         if failing == "local":
-            return self.ask(self.sharing.part(charges), now)
+            return self.ask(self.sharing.own_part(charges), now)
         if failing == "closed":
             self.refuse(self.sharing.closed(f"guard {self.host.name!r}: "))
         else:
@@ -180,9 +182,9 @@ class _Side(Layer):
             self.inline = awaited_store(
                 gate.enter_async, takes_arguments=gate.takes_arguments, settles=gate.settles
             )
-        door = gate.sharing.share.door
-        if door is not None and gate.sharing.usual:
-            self.inline = granted_batch(door, self.inline)
+        path = gate.sharing.share.spend_path
+        if path is not None and gate.sharing.usual:
+            self.inline = granted_batch(path, self.inline)
 
 
 class SharedWaiter(RateWaiter):
@@ -227,7 +229,7 @@ class SharedWaiter(RateWaiter):
         """Return the queue that it has to join, and the minimum wait there."""
         waits: list[tuple[Charge, float | None]] = []
         for charge in self._charges:
-            self._meters._pass_over(charge, now, self)
+            self._meters.remove_late(charge, now, self)
             queue = charge.meter.queues.get(charge.place) if charge.cost else None
             if queue is None or not queue.waiters:
                 continue
@@ -235,7 +237,7 @@ class SharedWaiter(RateWaiter):
             rule, head = charge.meter.rule, queue.first
             wait = max(1.0, getattr(head, "turn", 0.0) - now)
             if isinstance(rule, TokenBucket):
-                wait += rule.amount(queue.total - head.wants + charge.cost)
+                wait += rule.amount(queue.total - head.cost + charge.cost)
             elif isinstance(rule, Bucket):
                 wait += rule.amount(queue.total)
             waits.append((charge, wait))
@@ -245,7 +247,7 @@ class SharedWaiter(RateWaiter):
         self._state = "waiting"
         self._blocked = blocked
         self.turn = now + (blocked.wait or 0.0)
-        self._stand(blocked, now)
+        self._wait_for_longest(blocked, now)
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Ask the store, or register to be woken at its turn."""
@@ -282,10 +284,10 @@ class SharedWaiter(RateWaiter):
                 if self.queue is None or self.queue.first is self:
                     self._state = "asking"
                 else:
-                    self._stand(left, us)
+                    self._wait_for_longest(left, us)
             else:
                 self._state = "given up"
-                self._meters.part(self)
+                self._meters.leave_queue(self)
         if self._state != "given up":
             raise Wait(self)
         self._gate.refuse(self._over(left, now))
@@ -317,7 +319,7 @@ class SharedWaiter(RateWaiter):
                 self._wait_for(blocked, us)
             else:
                 self._state = "turned away" if waits else "hopeless"
-                self._meters.part(self)
+                self._meters.leave_queue(self)
         if self._state == "waiting":
             raise Wait(self)
         over = self._over if gate.policy.max_wait else gate.over
@@ -328,7 +330,7 @@ class SharedWaiter(RateWaiter):
         """Leave the queue, if it is in one, so that the next waiter asks."""
         if self.queue is not None:
             with self._meters.mutex, self._meters:
-                self._meters.part(self)
+                self._meters.leave_queue(self)
 
     def abandon(self) -> None:
         """Leave the queue, and give back what was already granted."""

@@ -8,13 +8,11 @@ an event.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
-from weakref import ref
 
 from seawall import _checks as check
 from seawall.errors import RateLimited, StoreUnavailable
-from seawall.events import SettingsDiffer, StoreModeChanged
 from seawall.models.rate.buckets import LeakyBucket, TokenBucket
 from seawall.models.rate.rates import whole_microseconds
 from seawall.models.rate.rule import RateRule
@@ -22,7 +20,7 @@ from seawall.models.rate.windows import FixedWindow
 from seawall.policies.rate_limit.meters import Blocked
 from seawall.policies.rate_limit.reservation import Charge, Quota, Reservation
 from seawall.runtime.driver import Steps, adrive, drive
-from seawall.runtime.policy import emit_for
+from seawall.runtime.policy import PolicyShareOwner
 from seawall.runtime.store import LimitShare, LimitVerdict, Receipt
 
 if TYPE_CHECKING:
@@ -38,8 +36,9 @@ AGAIN: Final = 1.0  # `retry_after` of calls that are refused because the store 
 class Sharing:
     """How a policy's limits are shared."""
 
-    def __init__(self, policy: RateLimit, share: LimitShare) -> None:
+    def __init__(self, policy: RateLimit, share: LimitShare, store_name: str) -> None:
         self._policy = policy
+        self._store_name = store_name
         self.share = share
         self.exhausted = RefusalCache()
         self.spends = share.sharing != "exact"
@@ -73,21 +72,18 @@ class Sharing:
             raise TypeError(
                 f"name={name!r}: shared limits need one, the same on all pods: write name='vendor'"
             )
-        listener = _ShareListener(policy)
         share = store._limits(
             name,
             [meter.rule for meter in policy._meters.all],
             sharing=sharing,
             batch=batch,
             on_store_failure=failing,
-            changed=listener.changed,
-            differs=listener.differs,
-            rerule=listener.rerule,
+            owner=_LimitShareOwner(policy),
         )
-        return cls(policy, share)
+        return cls(policy, share, store.name)
 
     def __repr__(self) -> str:
-        return f"shared={self.share.store_name!r}, name={self._policy.name!r}"
+        return f"shared={self._store_name!r}, name={self._policy.name!r}"
 
     def snapshot(self) -> dict[str, Any]:
         """Return how it is shared, what decides now, and how many store requests were avoided."""
@@ -118,9 +114,9 @@ class Sharing:
         policy = self._policy
         varies = any(one.key or callable(one.cost) or one.settle for one in policy.limits)
         self.usual = () if varies else tuple(policy._charges((), {}))
-        if self.share.door is not None:
+        if self.share.spend_path is not None:
             cost = self.usual[0].cost if self.usual and policy.mode != "off" else 0
-            self.share.door.cost = cost or float("inf")
+            self.share.spend_path.cost = cost or float("inf")
 
     @property
     def failing(self) -> OnStoreFailure:
@@ -179,7 +175,7 @@ class Sharing:
 
     # Without the store
 
-    def part(self, charges: Sequence[Charge]) -> list[Charge]:
+    def own_part(self, charges: Sequence[Charge]) -> list[Charge]:
         """Return the same charges as taken by one of several pods from its part of the limits."""
         self.alone += 1
         return [charge.again(self.share.times) for charge in charges]
@@ -198,7 +194,7 @@ class Sharing:
         self.alone += 1
         name = self._policy._meters.all[0].limit.name
         error = RateLimited(
-            f"{who}the store {self.share.store_name!r} is away, so it is not known what is left of"
+            f"{who}the store {self._store_name!r} is away, so it is not known what is left of"
             f" the limit {name!r}",
             limit=name,
             retry_after=AGAIN,
@@ -206,33 +202,23 @@ class Sharing:
         error.reason = StoreUnavailable.reason
         return error
 
-    # Outside of guards: an operation is a generator of requests, each a method and its arguments
+    # Outside of guards
 
     def run(self, name: str, steps: Steps[T]) -> T:
         """Run the operation `name`, which blocks this thread until the store replies."""
         if not self.share.away:
             _refuse_in_loop(name)
-
-        def answer(request: tuple[Any, ...]) -> Any:
-            method, *arguments = request
-            return getattr(self.share, method)(*arguments)
-
-        return drive(steps, answer)
+        return drive(steps, lambda request: request.run())
 
     async def arun(self, steps: Steps[T]) -> T:
         """Async twin of `run`."""
+        return await adrive(steps, lambda request: request.arun())
 
-        async def answer(request: tuple[Any, ...]) -> Any:
-            method, *arguments = request
-            return await getattr(self.share, f"a{method}")(*arguments)
-
-        return await adrive(steps, answer)
-
-    def _asking(self, method: str, *arguments: Any) -> Steps[Any]:
+    def _ask(self, steps: Steps[T]) -> Steps[T | None]:
         """Return the reply of the store; None without the store."""
         if not self.share.away:
             try:
-                return (yield method, *arguments)
+                return (yield from steps)
             except StoreUnavailable:
                 pass
         return None
@@ -240,12 +226,12 @@ class Sharing:
     def reserving(self, charges: Sequence[Charge]) -> Steps[Reservation]:
         """Take the charges, or raise."""
         policy = self._policy
-        verdict = yield from self._asking("decide", charges)
+        verdict = yield from self._ask(self.share.decide(charges))
         if verdict is not None:
             return policy._reserved(charges, self.blocked(charges, verdict), policy._now())
         taken = Reservation(policy, [], charges)
         if self.failing == "local":
-            taken = policy._reserve(self.part(charges))
+            taken = policy._reserve(self.own_part(charges))
         elif self.failing == "closed" and policy.mode == "enforce":
             policy._refuse_reserve(self.closed())
         else:
@@ -256,11 +242,11 @@ class Sharing:
     def taking(self, most: int, charges: Sequence[Charge]) -> Steps[int]:
         """Take what is left, up to `most`."""
         policy = self._policy
-        taken: int | None = yield from self._asking("take_up_to", most, charges)
+        taken = yield from self._ask(self.share.take_up_to(most, charges))
         if taken is not None:
             return policy._enforced(taken, most)
         if self.failing == "local":
-            taken = policy._take_up_to(most, self.part(charges))
+            taken = policy._take_up_to(most, self.own_part(charges))
         else:
             self.alone += 1
             taken = most if self.failing == "open" else policy._enforced(0, most)
@@ -271,9 +257,9 @@ class Sharing:
     def peeking(self, charges: Sequence[Charge]) -> Steps[Quota]:
         """Return the quota without taking anything."""
         policy = self._policy
-        reply = yield from self._asking("peek", charges)
+        reply = yield from self._ask(self.share.peek(charges))
         if reply is None:
-            return policy._peek(self.part(charges))
+            return policy._peek(self.own_part(charges))
         verdict, standings = reply
         blocked = self.blocked(charges, verdict)
         return policy._quota(charges, standings, blocked, policy._now())
@@ -282,34 +268,27 @@ class Sharing:
         """Forget what was counted, here and then in all pods; raise if the store fails."""
         self._policy._reset(charges)
         meters = self._policy._meters.all
-        yield "reset", [(meters.index(charge.meter), charge.key) for charge in charges]
+        places = [(meters.index(charge.meter), charge.key) for charge in charges]
+        yield from self.share.reset(places)
         self._freed(charges)
 
 
-class _ShareListener:
-    """Receives changes from the share, for a policy that may no longer exist."""
+class _LimitShareOwner(PolicyShareOwner):
+    """What a store's share knows of its rate limit."""
 
-    def __init__(self, policy: RateLimit) -> None:
-        self._policy = ref(policy)
+    _policy: Callable[[], RateLimit | None]
 
-    def changed(self, before: str, after: str, cause: str) -> None:
-        """Emit an event for each guard: the deciding party has changed."""
+    def mode_changed(self, before: str, after: str, cause: str) -> None:
+        """Forget cached refusals, and emit an event for each guard of the policy."""
         policy = self._policy()
-        if policy is not None and (sharing := policy._sharing) is not None:
-            sharing.exhausted.clear()
-            fields = {"policy": policy.kind, "before": before, "after": after, "cause": cause}
-            emit_for(policy, StoreModeChanged, store=sharing.share.store_name, **fields)
+        if policy is not None and policy._sharing is not None:
+            policy._sharing.exhausted.clear()
+            super().mode_changed(before, after, cause)
 
-    def differs(self, own: str, other: str) -> None:
+    def follow(self, rules: Iterable[RateRule[Any]]) -> None:
         policy = self._policy()
         if policy is not None:
-            fields = {"policy": policy.kind, "own": own, "other": other}
-            emit_for(policy, SettingsDiffer, shared_name=policy.name, **fields)
-
-    def rerule(self, rules: Iterable[RateRule[Any]]) -> None:
-        policy = self._policy()
-        if policy is not None:
-            policy._rerule(rules)
+            policy._follow(rules)
 
 
 def _refuse_in_loop(name: str) -> None:

@@ -57,75 +57,75 @@ class SentReports(NamedTuple):
 
     entries: Sequence[ReportEntry] = ()
     settled: Sequence[str] = ()
-    order: ManualCommand | None = None
-    news: bool = False
+    command: ManualCommand | None = None
+    vote_due: bool = False
 
 
 class PendingReports:
     """Probe results, a manual command, a wish to trip, a vote: every report other than counts."""
 
     def __init__(self) -> None:
-        self.order: ManualCommand | None = None
+        self.command: ManualCommand | None = None
         self.trip = False
         self.vote = False
-        self.news = False
+        self.vote_due = False
         """Whether the vote must be sent, or sent again."""
         self._voted_at = float("-inf")
         self._settled: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._settled or self.order or self.trip or self.news)
+        return bool(self._settled or self.command or self.trip or self.vote_due)
 
     def settle(self, id_: str, verdict: str) -> None:
         """Record how a probe ended; the first result wins."""
         if len(self._settled) < (MOST_LOST if verdict == LOST else MOST_SETTLED):
             self._settled.setdefault(id_, verdict)
 
-    def cast(self, bad: bool, now: float, renew_after: float) -> bool:  # noqa: FBT001 - a vote
+    def cast_vote(self, bad: bool, now: float, renew_after: float) -> bool:  # noqa: FBT001 - a vote
         """Vote, withdraw the vote, or renew it after a while; return whether it changed."""
         changed = bad is not self.vote
         self.vote = bad
         if changed or (bad and not 0 <= now - self._voted_at < renew_after):
-            self.news = True
+            self.vote_due = True
         return changed
 
     def withdraw(self) -> bool:
         """Withdraw wishes to trip; return whether there were any."""
         wanted = self.trip or self.vote
-        self.news = self.news or self.vote  # the store may have heard of it
+        self.vote_due = self.vote_due or self.vote  # the store may know of it
         self.trip = self.vote = False
         return wanted
 
     def drop(self) -> None:
         """Forget reports about a state that is over; probe results and commands are kept."""
-        self.trip = self.vote = self.news = False
+        self.trip = self.vote = self.vote_due = False
 
     def pack(
         self, message: dict[str, Any], entries: Sequence[ReportEntry], now: float
     ) -> SentReports:
-        """Add all pending reports to a message; call `heard` or `unheard` with the result."""
+        """Add all pending reports to a message; call `confirm` or `retry` with the result."""
         message["settled"] = list(self._settled.items())
         message["trip"] = self.trip
-        if self.order is not None:
-            message["command"], message["order"] = self.order
-        news, self.news = self.news, False
-        if news:
+        if self.command is not None:
+            message["command"], message["order"] = self.command
+        vote_due, self.vote_due = self.vote_due, False
+        if vote_due:
             message["vote"] = self.vote
             self._voted_at = now
-        return SentReports(entries, tuple(self._settled), self.order, news)
+        return SentReports(entries, tuple(self._settled), self.command, vote_due)
 
-    def heard(self, sent: SentReports) -> bool:
+    def confirm(self, sent: SentReports) -> bool:
         """Record that the store confirmed; return whether that includes the pending command."""
         for id_ in sent.settled:
             self._settled.pop(id_, None)
-        obeyed = sent.order is not None and sent.order == self.order
-        if obeyed:
-            self.order = None
-        return obeyed
+        includes_command = sent.command is not None and sent.command == self.command
+        if includes_command:
+            self.command = None
+        return includes_command
 
-    def unheard(self, sent: SentReports) -> None:
+    def retry(self, sent: SentReports) -> None:
         """Record that there was no answer: idempotent parts are sent again."""
-        self.news = self.news or sent.news
+        self.vote_due = self.vote_due or sent.vote_due
 
 
 UNCOUNTED: Final = 0
@@ -186,7 +186,7 @@ class BreakerMirror(BreakerModel):
         super().__init__(settings)
 
     def __repr__(self) -> str:
-        where = self.away or ("shared" if self._known else "not heard of yet")
+        where = self.away or ("shared" if self._known else "not known yet")
         return f"<BreakerMirror {self.state.value}, epoch {self._epoch}: {where}>"
 
     def admit(self, now: float) -> Ticket | BreakerRefusal:
@@ -199,7 +199,9 @@ class BreakerMirror(BreakerModel):
             left = self._break.left(now)
             if left > 0:
                 return BreakerRefusal("open", left)
-        elif self.state is BreakerState.CLOSED and (self._known or self._pending.order is not None):
+        elif self.state is BreakerState.CLOSED and (
+            self._known or self._pending.command is not None
+        ):
             return super().admit(now)
         return _PROBING if now < self._full_until else _UNKNOWN
 
@@ -229,7 +231,7 @@ class BreakerMirror(BreakerModel):
         self._pending.settle(id_, verdict.value)
         self._share.soon()
 
-    def lose(self, id_: str) -> None:
+    def report_lost(self, id_: str) -> None:
         """Report to the store that a probe it may have granted will not be made."""
         self._pending.settle(id_, LOST)
 
@@ -249,17 +251,17 @@ class BreakerMirror(BreakerModel):
         elif (self.state, BreakerCause.TRIP) in TRANSITIONS:
             self._pending.drop()
             self._open_here(BreakerCause.TRIP, now)
-        self._order("trip")
+        self._send_command("trip")
 
     def isolate(self, now: float) -> None:
         """Refuse every call, here immediately and in all pods soon, until `close`."""
         super().isolate(now)
-        self._order("isolate")
+        self._send_command("isolate")
 
     def close(self, now: float) -> None:
         """Admit calls again, here immediately and in all pods soon; forget the history."""
         super().close(now)
-        self._order("close")
+        self._send_command("close")
 
     def snapshot(self, now: float) -> dict[str, str | float | None]:
         """Return the state: calls of this pod, and of all pods as last reported."""
@@ -288,7 +290,7 @@ class BreakerMirror(BreakerModel):
         """Detect what time alone has changed: slow calls, and a window that has recovered."""
         self._notice_slow(now)
         if self._pending.vote:
-            self._cast(now, renew=False)
+            self._vote(now, renew=False)
 
     def question(self, now: float) -> dict[str, Any]:
         """Return what the store must know of this breaker to answer a question."""
@@ -330,27 +332,30 @@ class BreakerMirror(BreakerModel):
                 entry.counted(place)
         self.suspect = False
         self._totals = reply.totals
-        self.adopt(reply.standing, now, obeyed=self._pending.heard(sent))
+        self.adopt(reply.standing, now, own_command=self._pending.confirm(sent))
 
-    def unheard(self, sent: SentReports) -> None:
+    def not_answered(self, sent: SentReports) -> None:
         """Record that `outgoing` had no answer: idempotent parts are sent again soon."""
-        self._pending.unheard(sent)
+        self._pending.retry(sent)
         if not self.suspect:
             self.polled_at = float("-inf")
 
-    def adopt(self, standing: BreakerStanding, now: float, *, obeyed: bool = False) -> None:
-        """Adopt the store's state of the breaker, unless that is outdated."""
-        if self._pending.order is not None:
+    def adopt(self, standing: BreakerStanding, now: float, *, own_command: bool = False) -> None:
+        """Adopt the store's state of the breaker, unless that is outdated.
+
+        With `own_command`, the store has just carried out a command of this pod.
+        """
+        if self._pending.command is not None:
             return  # the pending manual command is newer than this
         same = standing.lineage == self._lineage
         if same and standing.epoch < self._epoch:
             return
         if same and standing.epoch == self._epoch and self._pending.trip:
-            return  # sent before the store had heard that this pod has opened
+            return  # sent before the store knew that this pod has opened
         self._pending.trip = self._ahead = False
         self._full_until = float("-inf")
         moved = standing.state is not self.state
-        missed = same and standing.epoch > self._epoch and not obeyed
+        missed = same and standing.epoch > self._epoch and not own_command
         # Probes that this pod allowed itself meanwhile mean nothing to the others.
         missed = missed or (self.away == "local" and self.state is BreakerState.HALF_OPEN)
         self._lineage, self._epoch = standing.lineage, standing.epoch
@@ -371,7 +376,7 @@ class BreakerMirror(BreakerModel):
         else:
             self._opened_at, self.failure = now - standing.age, standing.failure
 
-    def heard(self, standing: BreakerStanding, now: float) -> bool:
+    def receive_push(self, standing: BreakerStanding, now: float) -> bool:
         """Adopt a pushed state; return False if the store should be asked instead."""
         if not self._known or self.away is not None or standing.lineage != self._lineage:
             return False
@@ -388,7 +393,7 @@ class BreakerMirror(BreakerModel):
             probe = GrantedProbe(granted, generation, now, self.settings.probe_timeout)
             self._granted[probe] = None
             return probe
-        if self._pending.order is not None:
+        if self._pending.command is not None:
             return self.admit(now)
         if standing.state is BreakerState.OPEN:
             return BreakerRefusal("open", standing.left)
@@ -400,7 +405,7 @@ class BreakerMirror(BreakerModel):
             return _ISOLATED
         return self.admit(now)
 
-    def stay(self, now: float) -> BreakerRefusal | None:
+    def follow_on(self, now: float) -> BreakerRefusal | None:
         """Refuse the call and keep following the store, though one answer did not come; or None.
 
         Alone, a breaker that is not closed would admit calls which the other pods do not expect:
@@ -423,7 +428,7 @@ class BreakerMirror(BreakerModel):
         self._count_in(self._window)
         self._pending.trip = self._ahead = False  # this pod is now open on its own
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Become another pod: pending reports and running calls belong to the parent."""
         if isinstance(self._window, BreakerReport):
             self._window.drop()
@@ -443,10 +448,10 @@ class BreakerMirror(BreakerModel):
         self._pending.drop()
         self._enter(standing.state, standing.cause, now, standing.opens, self._break)
 
-    def _order(self, command: str) -> None:
+    def _send_command(self, command: str) -> None:
         if self._pending.withdraw():  # about to be opened by what was counted before
             self._count_afresh()
-        self._pending.order = ManualCommand(command, self._share.new_id())
+        self._pending.command = ManualCommand(command, self._share.new_id())
         self._share.soon()
 
     def _judge(self, now: float) -> None:
@@ -456,24 +461,24 @@ class BreakerMirror(BreakerModel):
             if self.away == "local":
                 super()._judge(now)
         elif self._share.quorum is not None:
-            self._cast(now, renew=True)
+            self._vote(now, renew=True)
         elif consecutive is not None and self._streak >= consecutive:
             # Open here immediately: many calls would get through before the store answers.
             self._open_here(BreakerCause.TRIPPED, now)
             pending.trip = True
             self._share.soon()
         elif isinstance(self._window, BreakerReport) and self._window.bad >= self._urgent:
-            self._share.hurry(now)
+            self._share.flush_soon(now)
 
     def _open_here(self, cause: BreakerCause, now: float) -> None:
         """Open in this pod; the store counts the opens, and decides how long the break is."""
         self._open(cause, now)
         self._ahead = True
 
-    def _cast(self, now: float, *, renew: bool) -> None:
+    def _vote(self, now: float, *, renew: bool) -> None:
         """Vote by what this pod has seen; renew the vote every third of its lifetime."""
         renew_after = vote_for(self.settings) / 3 if renew else float("inf")
-        if self._pending.cast(self._is_bad(now), now, renew_after):
+        if self._pending.cast_vote(self._is_bad(now), now, renew_after):
             self._share.soon()
 
     def _move(self, cause: BreakerCause, now: float) -> None:

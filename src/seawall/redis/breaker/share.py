@@ -155,26 +155,25 @@ class SharedBreakers:
         job = store.every(FLUSH, weakly_awaited(self.run))
         finalize(self, job.stop)
         finalize(self, store.listen(store.channel("breaker", self.name), weakly(self.pushed)))
-        finalize(self, store.watch(weakly(self.watched)))
+        finalize(self, store.watch(weakly(self.store_changed)))
         store.at_close(self.end)
         self._job = job
 
     def _announce(self) -> None:
         """Announce the settings to the other pods."""
         self._stop_announcing()
-        own, differs = fingerprint(self._settings, self.quorum), weakly(self._differs)
-        handle = self.store.announce("breaker", self.name, own, lambda other: differs(own, other))
+        own, report = fingerprint(self._settings, self.quorum), self.owner.settings_differ
+        handle = self.store.announce("breaker", self.name, own, lambda other: report(own, other))
         self._stop_announcing = finalize(self, handle.stop)
 
-    def _differs(self, own: str, other: str) -> None:
-        self.owner.settings_differ(own, other)
-
-    def ask(self, kind: Kind, model: BreakerModel, clock: Clock) -> BreakerAdmission:
-        """Return a waiter for the store's answer to a call."""
+    def ask(
+        self, kind: Kind, model: BreakerModel, clock: Clock, result: Callable[[Any], Any]
+    ) -> BreakerAdmission:
+        """Return a waiter for the store's answer to a call, which `result` turns into its claim."""
         assert isinstance(model, BreakerMirror)  # noqa: S101 - it came from here
         id_ = self.new_id()
-        asking = self.store.ask(kind, self._questions, (model, id_), clock)
-        return BreakerAdmission(self, model, id_, asking)
+        question = self.store.ask(kind, self._questions, (model, id_), clock)
+        return BreakerAdmission(self, model, id_, question, result)
 
     def update(self, settings: BreakerSettings) -> None:
         """Publish other settings from now on."""
@@ -198,7 +197,7 @@ class SharedBreakers:
         if self._job is not None:
             self._job.soon()
 
-    def hurry(self, now: float) -> None:
+    def flush_soon(self, now: float) -> None:
         """Request an exchange now, unless there has just been one."""
         if not 0 <= now - self._flushed < SPACING:
             self.soon()
@@ -212,26 +211,26 @@ class SharedBreakers:
             if self.store.up:
                 mirror.adopt(standing, now)
             answer = mirror.answer(standing, granted, now)
-        self._tell([mirror])
+        self._publish([mirror])
         return answer
 
     def unanswered(self, mirror: BreakerMirror, id_: str, cause: str) -> Ticket | BreakerRefusal:
         """Decide about a call for which the store gives no answer."""
         now = self.owner.now()
         with self.owner.mutex:
-            mirror.lose(id_)
-            refusal = mirror.stay(now) if self.store.up else None
+            mirror.report_lost(id_)
+            refusal = mirror.follow_on(now) if self.store.up else None
         if refusal is not None:
             return refusal
         self.lost([mirror], cause)
         with self.owner.mutex:
             answer = mirror.admit(now)
-        self._tell([mirror])
+        self._publish([mirror])
         return answer
 
     def abandoned(self, mirror: BreakerMirror, id_: str) -> None:
         """Give back what may have been granted to a caller that no longer waits."""
-        self.owner.mutex.do(lambda: mirror.lose(id_))
+        self.owner.mutex.do(lambda: mirror.report_lost(id_))
 
     def unwanted(self, mirror: BreakerMirror, granted: str) -> None:
         """Give back a permit whose caller no longer waits."""
@@ -260,46 +259,46 @@ class SharedBreakers:
             reply = await self.store.acall("breaker", message.keys, message.args)
             replies = parse_replies(reply, len(mirrors))
         except CancelledError:
-            self._unheard(message)
+            self._not_answered(message)
             raise
         except StoreUnavailable as error:
-            self._unheard(message)
+            self._not_answered(message)
             if not (self.store.up and answered(error)):
                 return  # the store's health decides what that means
             if len(mirrors) == 1:
-                self._doubt(mirrors[0], str(error))
+                self._suspect(mirrors[0], str(error))
                 return
         else:
-            self.take_in(message, replies)
+            self.process_replies(message, replies)
             return
         for mirror in mirrors:  # perhaps the store cannot answer for only one of them
             await self.exchange([mirror])
 
     def pack(self, mirrors: Sequence[BreakerMirror]) -> BreakerMessage:
-        """Return the report about these mirrors; pass it to `take_in` later."""
+        """Return the report about these mirrors; pass it to `process_replies` later."""
         now = self.owner.now()
         with self.owner.mutex:
             messages = [(mirror, *mirror.outgoing(now)) for mirror in mirrors]
             keys, args = self.packed([(mirror, message) for mirror, message, _sent in messages])
         return BreakerMessage(keys, args, [(mirror, sent) for mirror, _message, sent in messages])
 
-    def take_in(
+    def process_replies(
         self, message: BreakerMessage, replies: Sequence[BreakerReply | InvalidReply]
     ) -> None:
         """Process the store's answers to a message."""
         now = self.owner.now()
-        doubted = []
+        suspects = []
         for (mirror, sent), reply in zip(message.sent, replies, strict=True):
             with self.owner.mutex:
                 if self.store.up and isinstance(reply, BreakerReply):
                     mirror.incoming(reply, sent, now)
                     continue
-                mirror.unheard(sent)
+                mirror.not_answered(sent)
             if isinstance(reply, InvalidReply):
-                doubted.append((mirror, reply.why))
-        for mirror, why in doubted:
-            self._doubt(mirror, why)
-        self._tell([mirror for mirror, _sent in message.sent])
+                suspects.append((mirror, reply.why))
+        for mirror, why in suspects:
+            self._suspect(mirror, why)
+        self._publish([mirror for mirror, _sent in message.sent])
 
     async def run(self) -> None:
         """Exchange what is due: a job of the background."""
@@ -317,7 +316,7 @@ class SharedBreakers:
         alone = [[mirror] for mirror in due if mirror.suspect]
         for together in [*_batches([mirror for mirror in due if not mirror.suspect]), *alone]:
             await self.exchange(together)
-        self._tell(due)
+        self._publish(due)
 
     def _is_due(self, mirror: BreakerMirror, time: float) -> bool:
         idle = (
@@ -339,13 +338,13 @@ class SharedBreakers:
         if whose is None:
             return
         with self.owner.mutex:
-            heard = whose.heard(standing, self.owner.now())
-        if not heard:
+            adopted = whose.receive_push(standing, self.owner.now())
+        if not adopted:
             whose.polled_at = float("-inf")
             self.soon()
-        self._tell([whose])
+        self._publish([whose])
 
-    def watched(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
+    def store_changed(self, up: bool, cause: str) -> None:  # noqa: FBT001 - the signature of watchers
         """Record that the store went away, or came back."""
         if up:
             self.soon()
@@ -381,7 +380,7 @@ class SharedBreakers:
         messages = [json.dumps(message | fresh) for _mirror, message in entries]
         return keys, [self._text, self.store.channel("breaker", self.name), *messages]
 
-    def _tell(self, mirrors: Sequence[BreakerMirror]) -> None:
+    def _publish(self, mirrors: Sequence[BreakerMirror]) -> None:
         """Report changes, without the lock."""
         for mirror in mirrors:
             if mirror.changes:
@@ -393,19 +392,19 @@ class SharedBreakers:
             if back:
                 self.owner.mode_changed(self.on_store_failure, "shared", "the store answers")
 
-    def _unheard(self, message: BreakerMessage) -> None:
+    def _not_answered(self, message: BreakerMessage) -> None:
         with self.owner.mutex:
             for mirror, sent in message.sent:
-                mirror.unheard(sent)
+                mirror.not_answered(sent)
 
-    def _doubt(self, mirror: BreakerMirror, cause: str) -> None:
+    def _suspect(self, mirror: BreakerMirror, cause: str) -> None:
         """Continue without the store if it answers, but not for this breaker."""
         with self.owner.mutex:
             mirror.suspect = True
         self.lost([mirror], cause)
 
     async def end(self) -> None:
-        """Report to the store what it has not heard, then continue without it."""
+        """Report to the store what it does not know yet, then continue without it."""
         dirty = [mirror for mirror in self._mirrors.values() if mirror.dirty]
         for together in _batches(dirty):
             await self.exchange(together)
@@ -416,7 +415,7 @@ class SharedBreakers:
         self._idle = [True]  # the background thread is gone, but its jobs are still registered
         self._alone = False
         for mirror in self._mirrors.values():
-            mirror.forked()
+            mirror.after_fork()
 
 
 def _batches(mirrors: list[BreakerMirror]) -> list[list[BreakerMirror]]:
@@ -483,22 +482,31 @@ class BreakerAdmission:
     """A call that waits for the store's answer."""
 
     def __init__(
-        self, share: SharedBreakers, mirror: BreakerMirror, id_: str, asking: StoreQuestion
+        self,
+        share: SharedBreakers,
+        mirror: BreakerMirror,
+        id_: str,
+        question: StoreQuestion,
+        result: Callable[[Any], Any],
     ) -> None:
         self._share = share
         self._mirror = mirror
         self._id = id_
-        self._asking = asking
-        self.until: float | None = asking.until
+        self._question = question
+        self._result = result
+        self.until: float | None = question.until
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Ask the store."""
-        self._asking.publish(wake)
+        self._question.publish(wake)
 
-    def claim(self) -> Ticket | BreakerRefusal:
-        """Return what a model's `admit` would."""
+    def claim(self) -> Any:
+        """Return the result for what a model's `admit` would return."""
+        return self._result(self._answer())
+
+    def _answer(self) -> Ticket | BreakerRefusal:
         try:
-            answer = self._asking.claim()
+            answer = self._question.claim()
         except StoreUnavailable as error:
             return self._share.unanswered(self._mirror, self._id, str(error))
         if isinstance(answer, InvalidReply):
@@ -507,5 +515,5 @@ class BreakerAdmission:
 
     def abandon(self) -> None:
         """Stop waiting; a probe that was or will be granted is given back."""
-        self._asking.abandon()
+        self._question.abandon()
         self._share.abandoned(self._mirror, self._id)

@@ -52,7 +52,7 @@ class ExactLimits(SharedLimits):
         try:
             await bell
         except BaseException:
-            round_.part(number)
+            round_.leave(number)
             raise
         if round_.error:
             raise StoreUnavailable(round_.error)
@@ -62,7 +62,7 @@ class ExactLimits(SharedLimits):
 class QuestionRound(TakeRequest):
     """One question for several calls of one event loop."""
 
-    __slots__ = ("_asking", "_open", "bells", "error", "loop", "verdicts")
+    __slots__ = ("_open", "_question", "bells", "error", "loop", "verdicts")
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class QuestionRound(TakeRequest):
         self.error = ""
         """Why there are none."""
         self._open = rounds
-        self._asking: StoreQuestion | None = None
+        self._question: StoreQuestion | None = None
 
-    def ask_by(self, asking: StoreQuestion) -> None:
+    def ask_by(self, question: StoreQuestion) -> None:
         """Ask the store."""
-        self._asking = asking
+        self._question = question
         try:
-            asking.publish(self._answered)
+            question.publish(self._answered)
         except BaseException:
             self._close()
             raise
@@ -119,13 +119,13 @@ class QuestionRound(TakeRequest):
 
     def _answered(self) -> bool:
         """Wake all waiters; give back what was granted to calls that have gone."""
-        assert self._asking is not None  # noqa: S101 - for the type checker
+        assert self._question is not None  # noqa: S101 - for the type checker
         try:
-            self._asking.claim()
+            self._question.claim()
         except StoreUnavailable as error:
             self.error = str(error)
         self._close()  # it may never have been sent
-        self._asking = None
+        self._question = None
         for number, bell in enumerate(self.bells):
             if bell is None:
                 self._give_back(number)
@@ -133,11 +133,11 @@ class QuestionRound(TakeRequest):
                 bell.set_result(None)
         return True
 
-    def part(self, number: int) -> None:
+    def leave(self, number: int) -> None:
         """Stop a call from waiting; give back, once, what it was or will be granted."""
         self.bells[number] = None
         # Otherwise `granted` does it, if the answer comes too late.
-        if self._asking is None and not self.error:
+        if self._question is None and not self.error:
             self._give_back(number)
 
     def _give_back(self, number: int) -> None:

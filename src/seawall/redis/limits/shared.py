@@ -5,8 +5,8 @@ The script is `lua/rates.lua`; its questions and answers are in `wire`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -31,13 +31,19 @@ from seawall.redis.limits.wire import (
     script_settings,
 )
 from seawall.redis.messages import weakly
-from seawall.runtime.driver import wait_async, wait_sync
+from seawall.runtime.driver import Steps, wait_async, wait_sync
 from seawall.runtime.layers import Kind
-from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
+from seawall.runtime.store import (
+    LimitStanding,
+    LimitVerdict,
+    Receipt,
+    StoreRequest,
+    WantedCharge,
+)
 
 if TYPE_CHECKING:
     from seawall.redis.store import StoreCore
-    from seawall.runtime.store import StoreQuestion
+    from seawall.runtime.store import LimitOwner, StoreQuestion
 
 _serial = count()
 """Number of the next reservation: unique in this process, across policies."""
@@ -47,7 +53,7 @@ class SharedLimits:
     """The limits of one policy in the store: the part of `LimitShare` that all kinds share."""
 
     sharing = "exact"
-    door: Any = None
+    spend_path: Any = None
 
     def __init__(
         self,
@@ -56,16 +62,14 @@ class SharedLimits:
         rules: Sequence[RateRule[Any]],
         *,
         on_store_failure: str,
-        changed: Callable[[str, str, str], None],
-        differs: Callable[[str, str], None],
+        owner: LimitOwner,
     ) -> None:
         self.store = store
         self.name = name
         self.failing = on_store_failure
         self.sees = False
         self.asks = 0
-        self._changed = changed
-        self._differs = differs
+        self.owner = owner
         self._usual: tuple[Sequence[WantedCharge] | None, tuple[Takings, frozenset[int]]]
         self._usual = None, ((), frozenset())
         """The charges of a policy whose calls all cost the same: they come as a tuple."""
@@ -95,8 +99,8 @@ class SharedLimits:
         self.terms = LimitTerms(self.store, self.name, rules, weakly(self.settle))
         self.terms.sees = self.sees
         self._stop_announcing()
-        own, differ = describe(rules), weakly(self._settings_differ)
-        handle = self.store.announce("rate", self.name, own, lambda other: differ(own, other))
+        own, report = describe(rules), self.owner.settings_differ
+        handle = self.store.announce("rate", self.name, own, lambda other: report(own, other))
         self._stop_announcing = finalize(self, handle.stop)
 
     def see(self) -> None:
@@ -118,27 +122,19 @@ class SharedLimits:
         """Number of pods among which the limits are divided while the store is away."""
         return self.store.pods.without_store
 
-    @property
-    def store_name(self) -> str:
-        """Name of the store."""
-        return self.store.name
-
     def _prepare(self) -> None:
         """Start the background: it counts the pods, and compares settings."""
         self._ready = True
         self.store.pods.start()
 
-    def _settings_differ(self, own: str, other: str) -> None:
-        self._differs(own, other)
-
     def _store_changed(self, up: bool, cause: str) -> None:  # noqa: FBT001 - a watcher
         modes = (self.failing, "shared") if up else ("shared", self.failing)
-        self._changed(*modes, cause)
+        self.owner.mode_changed(*modes, cause)
 
     async def _closing(self) -> None:
         """Report that the store is gone, unless that is known."""
         if self.store.health.up:
-            self._changed("shared", self.failing, "the store was closed")
+            self.owner.mode_changed("shared", self.failing, "the store was closed")
 
     def _after_fork(self) -> None:
         self._ready = False
@@ -165,7 +161,7 @@ class SharedLimits:
             self._usual = charges, wanted
         return wanted
 
-    def wish(self, charges: Sequence[WantedCharge], *, reserve: bool = False) -> TakeRequest:
+    def request(self, charges: Sequence[WantedCharge], *, reserve: bool = False) -> TakeRequest:
         """Return the question for `charges`; under a reservation if an actual cost will follow."""
         takings, estimated = self.wanted(charges)
         reservation = ""
@@ -177,7 +173,7 @@ class SharedLimits:
     def ask(self, kind: Kind, charges: Sequence[WantedCharge], clock: Clock) -> StoreQuestion:
         """Return a waiter for the store's verdict."""
         self.asks += 1
-        item = self.wish(charges)
+        item = self.request(charges)
         return self.store.ask(kind, item.terms, item, clock)
 
     async def answer(self, charges: Sequence[WantedCharge], clock: Clock) -> LimitVerdict:
@@ -185,47 +181,45 @@ class SharedLimits:
         verdict: LimitVerdict = await wait_async(self.ask("async", charges, clock), clock)
         return verdict
 
-    def decide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
-        """Take by reservation; block this thread."""
-        with self._reserving("sync", charges) as asking:
-            verdict: LimitVerdict = wait_sync(asking, SYSTEM)
-        return verdict
-
-    async def adecide(self, charges: Sequence[WantedCharge]) -> LimitVerdict:
-        """Async twin of `decide`."""
-        with self._reserving("async", charges) as asking:
-            verdict: LimitVerdict = await wait_async(asking, SYSTEM)
-        return verdict
-
-    @contextmanager
-    def _reserving(self, kind: Kind, charges: Sequence[WantedCharge]) -> Iterator[StoreQuestion]:
-        """Ask for a reservation. If the answer is lost, give back what may have been taken.
+    def decide(self, charges: Sequence[WantedCharge]) -> Steps[LimitVerdict]:
+        """Take by reservation. If the answer is lost, give back what may have been taken.
 
         The store finds it by its reservation. What comes too late is given back when it comes.
         """
         self.asks += 1
-        item = self.wish(charges, reserve=True)
+        item = self.request(charges, reserve=True)
+
+        def question(kind: Kind) -> StoreQuestion:
+            return self.store.ask(kind, item.terms, item, SYSTEM)
+
         try:
-            yield self.store.ask(kind, item.terms, item, SYSTEM)
+            verdict: LimitVerdict = yield StoreRequest(
+                lambda: wait_sync(question("sync"), SYSTEM),
+                lambda: wait_async(question("async"), SYSTEM),
+            )
         except StoreUnavailable:
             self.settle(item, [0] * len(item.terms.rules))
             raise
+        return verdict
 
-    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        """Take up to `most` for the estimated charges; block this thread."""
-        return _taken(most, self.store.call(SCRIPT, *self._taking(most, charges)))
-
-    async def atake_up_to(self, most: int, charges: Sequence[WantedCharge]) -> int:
-        """Async twin of `take_up_to`."""
-        return _taken(most, await self.store.acall(SCRIPT, *self._taking(most, charges)))
-
-    def _taking(self, most: int, charges: Sequence[WantedCharge]) -> ScriptCall:
+    def take_up_to(self, most: int, charges: Sequence[WantedCharge]) -> Steps[int]:
+        """Take up to `most` for the estimated charges."""
         names = self._names()
         asked = ",".join(
             f"[{names.charge(n, c.key, c.cost)},{int(c.estimated)}]"
             for n, c in enumerate(charges, 1)
         )
-        return names.call(f'["u",[{asked}],{most}]')
+        reply = yield self._script_request(names.call(f'["u",[{asked}],{most}]'))
+        with valid_reply():
+            _now, (answer,) = read(reply, 1)
+            (number,) = numbers(answer, 1)
+            if not 0 <= number <= most:
+                raise ValueError(answer)
+            return number
+
+    def _script_request(self, call: ScriptCall) -> StoreRequest:
+        store = self.store
+        return StoreRequest(partial(store.call, SCRIPT, *call), partial(store.acall, SCRIPT, *call))
 
     def _names(self) -> ScriptKeys:
         """Return the keys of a question that is asked alone."""
@@ -234,25 +228,13 @@ class SharedLimits:
         self.asks += 1
         return ScriptKeys(self.terms)
 
-    def peek(self, charges: Sequence[WantedCharge]) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Return the limits' state without taking anything; block this thread."""
-        return self._seen(charges, self.store.call(SCRIPT, *self._peeking(charges)))
-
-    async def apeek(
+    def peek(
         self, charges: Sequence[WantedCharge]
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
-        """Async twin of `peek`."""
-        reply = await self.store.acall(SCRIPT, *self._peeking(charges))
-        return self._seen(charges, reply)
-
-    def _peeking(self, charges: Sequence[WantedCharge]) -> ScriptCall:
+    ) -> Steps[tuple[LimitVerdict, Sequence[LimitStanding]]]:
+        """Return the limits' state without taking anything."""
         names = self._names()
         asked = (f"[{names.charge(n, c.key, c.cost)}]" for n, c in enumerate(charges, 1))
-        return names.call(f'["p",[{",".join(asked)}]]')
-
-    def _seen(
-        self, charges: Sequence[WantedCharge], reply: Any
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+        reply = yield self._script_request(names.call(f'["p",[{",".join(asked)}]]'))
         with valid_reply():
             _now, (answer,) = read(reply, 1)
             verdict, rest = read_verdict(answer, len(self.terms.rules))
@@ -279,9 +261,11 @@ class SharedLimits:
         """Allow at most `remaining` for `reset_after` microseconds."""
         self.store.post(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
 
-    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
-        """Async twin of `lower`, which waits for the store."""
-        await self.store.acall(SCRIPT, *self._lowering(limit, key, remaining, reset_after))
+    def confirmed_lower(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> Steps[None]:
+        """Do what `lower` does, and wait for the store."""
+        yield self._script_request(self._lowering(limit, key, remaining, reset_after))
 
     def _lowering(
         self, limit: int, key: Hashable, remaining: int, reset_after: float
@@ -290,18 +274,11 @@ class SharedLimits:
         place = names.state(limit + 1, key)
         return names.call(f'["l",{limit + 1},{place},{remaining},{reset_after:.0f}]')
 
-    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Forget the usage of these limits and keys; block this thread until done."""
-        self.store.call(SCRIPT, *self._resetting(places))
-
-    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Async twin of `reset`."""
-        await self.store.acall(SCRIPT, *self._resetting(places))
-
-    def _resetting(self, places: Sequence[tuple[int, Hashable]]) -> ScriptCall:
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> Steps[None]:
+        """Forget the usage of these limits and keys."""
         names = ScriptKeys(self.terms)
         asked = ",".join(f"[{n + 1},{names.state(n + 1, key)}]" for n, key in places)
-        return names.call(f'["z",[{asked}]]')
+        yield self._script_request(names.call(f'["z",[{asked}]]'))
 
     def snapshot(self) -> dict[str, Any]:
         """Return how it is shared, what decides now, and how often the store was asked."""
@@ -311,12 +288,3 @@ class SharedLimits:
             "mode": self.mode,
             "asks": self.asks,
         }
-
-
-def _taken(most: int, reply: Any) -> int:
-    with valid_reply():
-        _now, (answer,) = read(reply, 1)
-        (number,) = numbers(answer, 1)
-        if not 0 <= number <= most:
-            raise ValueError(answer)
-        return number

@@ -5,12 +5,12 @@ Promises:
 - A call costs no round trip.
 
 The price: a pod that needs less than its part leaves it unused, and a new pod has none for a
-moment. The rules are in `models.rate.split`; `_pods` counts the live pods.
+moment. The rules are in `models.rate.split`; `LivePods` counts the pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -22,6 +22,7 @@ from seawall.models.rate.split import SETTLED, check_divisible, divided, excess_
 from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.messages import weakly
 from seawall.redis.store import SLACK
+from seawall.runtime.driver import CallbackWaiter, Steps
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.store import LimitVerdict, WantedCharge
@@ -43,12 +44,9 @@ class SplitLimits(SharedLimits):
         store: StoreCore,
         name: str,
         rules: Sequence[RateRule[Any]],
-        *,
-        rerule: Callable[[Iterable[RateRule[Any]]], None],
         **options: Any,
     ) -> None:
-        """Make the meters follow this pod's part, by `rerule`."""
-        self._rerule = rerule
+        """Let the meters of the owner follow this pod's part."""
         self._mutex = Mutex()
         self._clock: Clock | None = None
         self._parts: list[RateRule[Any] | None] = []
@@ -56,9 +54,10 @@ class SplitLimits(SharedLimits):
         """Number of pods among which the limits are divided; 0: this pod has no part yet."""
         self._whole = True
         """Whether the meters follow the whole limits: this pod has never had a part of them."""
-        self._waiting: dict[PartWaiter, None] = {}
+        self._waiting: dict[Callable[[], bool], None] = {}
+        """How to wake the calls that wait to know whether this pod has a part."""
         super().__init__(store, name, rules, **options)
-        finalize(self, store.pods.watch(weakly(self._pods_changed)))
+        finalize(self, store.pods.watchers.add(weakly(self._pods_changed)))
 
     # Settings
 
@@ -81,12 +80,12 @@ class SplitLimits(SharedLimits):
             if pods.count == self._pods and not anew:
                 return
             clock = self._clock
-        self._rerule(self._divided(clock))
-        self.known()
+        self.owner.follow(self._divided(clock))
+        self._wake_all()
 
     def _pods_changed(self) -> None:
         self.divide()
-        self.known()
+        self._wake_all()
 
     def _divided(self, clock: Clock) -> Iterator[RateRule[Any]]:
         """Yield this pod's parts, as of the first `next`: the meters are locked then.
@@ -154,69 +153,43 @@ class SplitLimits(SharedLimits):
         if self._clock is None:
             self._clock = clock
             self.divide()
-        return PartWaiter(self, clock.now() + self.store.timeout + SLACK)
+        until = clock.now() + self.store.timeout + SLACK
+        return CallbackWaiter(self._join, leave=self._leave, result=self._verdict, until=until)
 
-    def wait(self, settling: PartWaiter) -> bool:
-        """Notify `settling` when there is a part; return False if there is no need to wait."""
+    def _join(self, wake: Callable[[], bool]) -> None:
         with self._mutex:
-            if self.store.pods.current:
-                return False
-            self._waiting[settling] = None
-            return True
+            waits = not self.store.pods.current
+            if waits:
+                self._waiting[wake] = None
+        if not waits:
+            wake()
 
-    def verdict(self, settling: PartWaiter) -> LimitVerdict:
+    def _leave(self, wake: Callable[[], bool]) -> None:
+        self._mutex.do(lambda: self._waiting.pop(wake, None))
+
+    def _verdict(self) -> LimitVerdict:
         """Refuse calls that come before there is a part; raise once this pod decides alone."""
-        with self._mutex:
-            self._waiting.pop(settling, None)
         if self._pods or not self.store.pods.current:
             raise StoreUnavailable("this pod decides alone")
         return LimitVerdict(float(SETTLED))
 
-    def known(self) -> None:
-        """Wake calls that wait to know whether there are other pods."""
+    def _wake_all(self) -> None:
         with self._mutex:
             waiting, self._waiting = self._waiting, {}
-        for settling in waiting:
-            settling.ring()
+        for wake in waiting:
+            wake()
 
     # Local state only
 
     def lower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
         """Do nothing: the meters in memory already apply it, and only they decide."""
 
-    async def alower(self, limit: int, key: Hashable, remaining: int, reset_after: float) -> None:
+    def confirmed_lower(
+        self, limit: int, key: Hashable, remaining: int, reset_after: float
+    ) -> Steps[None]:
         """Do nothing, as in `lower`."""
+        yield from ()
 
-    def reset(self, places: Sequence[tuple[int, Hashable]]) -> None:
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> Steps[None]:
         """Do nothing: the meters in memory have already forgotten it."""
-
-    async def areset(self, places: Sequence[tuple[int, Hashable]]) -> None:
-        """Do nothing, as in `reset`."""
-
-
-class PartWaiter:
-    """A call that comes before it is known whether this pod has a part: a `Waiter`."""
-
-    def __init__(self, share: SplitLimits, until: float) -> None:
-        self._share = share
-        self._wake: Callable[[], bool] | None = None
-        self.until: float | None = until
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Start waiting, or call `wake` now."""
-        self._wake = wake
-        if not self._share.wait(self):
-            wake()
-
-    def ring(self) -> None:
-        """Wake the call: there is news."""
-        if self._wake is not None:
-            self._wake()
-
-    def claim(self) -> LimitVerdict:
-        """Return the refusal; or raise `StoreUnavailable`: this pod decides alone."""
-        return self._share.verdict(self)
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        self._share._mutex.do(lambda: self._share._waiting.pop(self, None))
+        yield from ()

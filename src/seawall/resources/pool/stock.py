@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from seawall._forks import survives_fork
+from seawall._forks import leave_to_parent, survives_fork
 from seawall.resources.pool.closing import Closing
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.process import running_loop
@@ -47,8 +47,6 @@ class Stack(deque["Resource"]):
 
 
 _NEVER: Final[Any] = object()  # a sentinel that equals nothing in a stack
-
-_inherited: Final[list[Resource]] = []  # the parent's: a finalizer could close its connections
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +233,7 @@ class Stock:
             return False
         return True
 
-    def spare(self) -> Resource | None:
+    def take_oldest(self) -> Resource | None:
         """Take out the resource that has been idle longest, if there is one."""
         bottoms = [(stack[0].idle_until, stack) for stack in list(self.stacks.values()) if stack]
         for _, stack in sorted(bottoms, key=lambda pair: pair[0]):
@@ -341,5 +339,5 @@ class Stock:
         known = [*self.live, *self.substitutes, *self.closing, *self.lost]
         for resource in known:
             resource.alive = False
-        _inherited.extend(known)
+        leave_to_parent(*known)
         self._begin()

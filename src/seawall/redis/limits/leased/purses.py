@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 class PursePath:
     """Fast path to the purse of a single limit without keys: the gate itself spends from it.
 
-        lot, cost = door.open, door.cost
+        lot, cost = path.open, path.cost
         left = lot.left - cost
         if left >= lot.floor and now < lot.until:
             lot.left = left
             receipt = lot, cost
 
-    Nothing may interrupt these steps: see `seawall.runtime.gil`. The door outlives purses and
+    Nothing may interrupt these steps: see `seawall.runtime.mutex`. The path outlives purses and
     settings.
     """
 
@@ -60,18 +60,21 @@ class Holder:
     The exception is `open`: callers spend from that lot without the lock.
     """
 
-    __slots__ = ("_door", "grant", "key", "limit", "line", "lost_at", "open", "purse", "terms")
+    __slots__ = (
+        *("_spend_path", "grant", "key", "limit", "lost_at"),
+        *("open", "purse", "terms", "waiters"),
+    )
 
     def __init__(
-        self, terms: LimitTerms, limit: int, key: Hashable, batch: int, door: PursePath | None
+        self, terms: LimitTerms, limit: int, key: Hashable, batch: int, spend_path: PursePath | None
     ) -> None:
         self.terms = terms
         self.limit = limit
         self.key = key
         self.purse = Purse(batch)
-        self._door = door if key is None else None
+        self._spend_path = spend_path if key is None else None
         self.open: Lot = NOTHING
-        self.line: dict[BatchWaiter, int] = {}
+        self.waiters: dict[BatchWaiter, int] = {}
         """The waiters in order, and how much each wants."""
         self.grant: BatchRequest | None = None
         """The pending question."""
@@ -79,20 +82,20 @@ class Holder:
         """When the pending question counts as lost."""
 
     def __repr__(self) -> str:
-        return f"<Holder of {self.key!r}: {self.purse!r}, {len(self.line)} waiting>"
+        return f"<Holder of {self.key!r}: {self.purse!r}, {len(self.waiters)} waiting>"
 
     def shut(self) -> None:
         """Stop spending without the lock."""
         self.open = NOTHING
-        if self._door is not None:
-            self._door.open = NOTHING
+        if self._spend_path is not None:
+            self._spend_path.open = NOTHING
 
     def reopen(self) -> None:
         """Allow spending without the lock again, unless a caller waits."""
-        lot = self.purse.lot if LOCK_FREE and not self.line else NOTHING
+        lot = self.purse.lot if LOCK_FREE and not self.waiters else NOTHING
         self.open = lot
-        if self._door is not None:
-            self._door.open = lot if self._door.up else NOTHING
+        if self._spend_path is not None:
+            self._spend_path.open = lot if self._spend_path.up else NOTHING
 
 
 class Paid:
@@ -130,7 +133,7 @@ class BatchRequest:
         self.want = self.least = 1
         self.loop: AbstractEventLoop | None = None
         """The event loop that carries it; None if it is the background's."""
-        self.doubted = False
+        self.rechecked = False
         """Whether it is checked again, since a caller waits for it in another loop or thread."""
 
     def start(self, kind: Kind | None) -> None:
@@ -139,19 +142,19 @@ class BatchRequest:
         kind = kind or ("async" if loop is not None else "sync")
         if kind == "async" and loop is not share.background:
             self.loop = loop
-        asking = share.store.ask(kind, self._holder.terms, self, share.clock)
+        question = share.store.ask(kind, self._holder.terms, self, share.clock)
 
         def wake() -> bool:
             answer: GrantedBatch | RefusedBatch | StoreUnavailable
             try:
-                answer = asking.claim()
+                answer = question.claim()
             except StoreUnavailable as error:
                 answer = error
             share.arrived(self._holder, self, answer)
             return True
 
         share.asks += 1
-        asking.publish(wake)
+        question.publish(wake)
 
     # As an item of `LimitTerms`
 
@@ -160,10 +163,10 @@ class BatchRequest:
 
         The amount is decided only now: more callers may have come meanwhile.
         """
-        holder, line = self._holder, self._holder.line
+        holder, waiters = self._holder, self._holder.waiters
         with self._share.mutex:
-            first = next(iter(line.values()), 0)
-            self.want, self.least = holder.purse.ask(first, sum(line.values()), any_=self.enough)
+            first, total = next(iter(waiters.values()), 0), sum(waiters.values())
+            self.want, self.least = holder.purse.ask(first, total, any_=self.enough)
             self.asked = self._share.clock.now()
         number = holder.limit + 1
         return f'["g",{number},{names.state(number, holder.key)},{self.want},{self.least}]'
@@ -214,12 +217,12 @@ class BatchWaiter:
 
     def publish(self, wake: Callable[[], bool]) -> None:
         """Join the queues; `wake` is called when there is a verdict."""
-        self._share.buy(self, wake)
+        self._share.wait_for_grant(self, wake)
 
-    def step_out(self) -> None:
+    def leave_queues(self) -> None:
         """Leave all queues. Called under the share's lock."""
         for holder in self.holders:
-            holder.line.pop(self, None)
+            holder.waiters.pop(self, None)
         self.holders = []
 
     def claim(self) -> LimitVerdict:
@@ -231,7 +234,7 @@ class BatchWaiter:
 
     def abandon(self) -> None:
         """Stop waiting; give back what was spent for it."""
-        self._share.drop_out(self)
+        self._share.abandon(self)
 
 
 def running_loop() -> AbstractEventLoop | None:
@@ -272,16 +275,16 @@ def settlement_calls(terms: LimitTerms, changes: Sequence[LotChange]) -> list[Sc
     return calls
 
 
-def join(holders: Sequence[dict[Hashable, Holder]], buying: BatchWaiter, now: float) -> bool:
-    """Queue `buying` for a question that its own loop already carries: the common case."""
-    charge = buying.charges[0]
+def join(holders: Sequence[dict[Hashable, Holder]], waiter: BatchWaiter, now: float) -> bool:
+    """Queue `waiter` for a question that its own loop already carries: the common case."""
+    charge = waiter.charges[0]
     holder = holders[0].get(charge.key)
-    if holder is None or not holder.line or len(buying.charges) > 1:
+    if holder is None or not holder.waiters or len(waiter.charges) > 1:
         return False
-    if holder.grant is None or holder.grant.loop is not buying.loop or now > holder.lost_at:
+    if holder.grant is None or holder.grant.loop is not waiter.loop or now > holder.lost_at:
         return False
-    holder.line[buying] = charge.cost
-    buying.holders.append(holder)
+    holder.waiters[waiter] = charge.cost
+    waiter.holders.append(holder)
     return True
 
 
@@ -326,13 +329,13 @@ class PurseSection:
             share.give_back(self.changes)
         for grant in self._asks:
             grant.start(self._kind)
-        if share.doubts:
-            share.doubting.soon()
-        for buying in self._wakes:
-            if buying.wake is not None and not buying.wake():
-                buying.abandon()  # its loop is gone
+        if share.rechecks:
+            share.recheck_job.soon()
+        for waiter in self._wakes:
+            if waiter.wake is not None and not waiter.wake():
+                waiter.abandon()  # its loop is gone
 
-    def look(self, holder: Holder) -> Purse:
+    def purse_of(self, holder: Holder) -> Purse:
         """Close the lock-free path, drop expired lots and return the purse."""
         share, purse = self._share, holder.purse
         if not share.shut or share.shut[-1] is not holder:
@@ -353,7 +356,7 @@ class PurseSection:
 
     def _trim(self, holder: Holder) -> None:
         """Give back what exceeds a batch and the needs of the waiters."""
-        over = holder.purse.trim(sum(holder.line.values()))
+        over = holder.purse.trim(sum(holder.waiters.values()))
         self.changes += [LotChange(holder, lot, part, 0) for lot, part in over]
 
     def _give_up(self, holder: Holder) -> None:
@@ -363,7 +366,7 @@ class PurseSection:
 
     def clear(self, holder: Holder) -> None:
         """Give back everything that it holds."""
-        for lot in self.look(holder).clear():
+        for lot in self.purse_of(holder).clear():
             self._give_back(holder, lot)
 
     def clear_all(self) -> list[LotChange]:
@@ -388,65 +391,65 @@ class PurseSection:
                     return None  # its actual cost is reported to the store
                 continue
             holder = self._share.holders[number].get(charge.key)
-            if holder is None or (holder.line and not waited):
+            if holder is None or (holder.waiters and not waited):
                 return None
-            if self.look(holder).held < charge.cost:
+            if self.purse_of(holder).held < charge.cost:
                 return None
             wanted.append((holder, charge.cost))
         parts = []
         for holder, cost in wanted:
             parts.append((holder, holder.purse.spend(self._now, cost) or []))
-            if not holder.line and holder.purse.low():
+            if not holder.waiters and holder.purse.low():
                 self._request(holder)
         return Paid(parts)
 
-    def served(self, buying: BatchWaiter) -> bool:
-        """Give `buying` everything it wants, if available; return whether it was."""
-        paid = self.pay(buying.charges, waited=bool(buying.holders))
+    def try_serve(self, waiter: BatchWaiter) -> bool:
+        """Give `waiter` everything it wants, if available; return whether it was."""
+        paid = self.pay(waiter.charges, waited=bool(waiter.holders))
         if paid is not None:
-            self._end(buying, LimitVerdict(0.0, receipt=paid))
+            self._end(waiter, LimitVerdict(0.0, receipt=paid))
         return paid is not None
 
-    def _end(self, buying: BatchWaiter, verdict: LimitVerdict | None, error: str = "") -> None:
+    def _end(self, waiter: BatchWaiter, verdict: LimitVerdict | None, error: str = "") -> None:
         # Keep this order: a call that is in no queue reads the verdict without the lock.
-        buying.verdict, buying.error = verdict, error
-        buying.step_out()
-        self._wakes.append(buying)
+        waiter.verdict, waiter.error = verdict, error
+        waiter.leave_queues()
+        self._wakes.append(waiter)
 
     # Waiting
 
-    def line_up(self, buying: BatchWaiter) -> None:
-        """Queue `buying` behind earlier waiters where there is too little, and ask the store."""
-        for number, charge in enumerate(buying.charges):
+    def enqueue(self, waiter: BatchWaiter) -> None:
+        """Queue `waiter` behind earlier waiters where there is too little, and ask the store."""
+        for number, charge in enumerate(waiter.charges):
             if not charge.cost:
                 continue
             holder = self._share.holder(number, charge.key)
             if holder is None:  # there was room for it before, but no longer
-                self._end(buying, None, "too many keys at once")
+                self._end(waiter, None, "too many keys at once")
                 return
-            if holder in buying.holders:
+            if holder in waiter.holders:
                 continue
-            if holder.line or self.look(holder).held < charge.cost:
-                holder.line[buying] = charge.cost
-                buying.holders.append(holder)
+            if holder.waiters or self.purse_of(holder).held < charge.cost:
+                holder.waiters[waiter] = charge.cost
+                waiter.holders.append(holder)
                 grant = holder.grant
                 if grant is not None and grant.loop is not None:
-                    if buying.loop is None and grant.loop is running_loop():
+                    if waiter.loop is None and grant.loop is running_loop():
                         self._give_up(holder)  # that loop is blocked by this very call
-                    elif grant.loop is not buying.loop:
-                        self._doubt(holder, grant)
+                    elif grant.loop is not waiter.loop:
+                        self._schedule_recheck(holder, grant)
                 if holder.grant is None:
                     self._request(holder)
 
-    def _doubt(self, holder: Holder, grant: BatchRequest) -> None:
+    def _schedule_recheck(self, holder: Holder, grant: BatchRequest) -> None:
         """Schedule a check of a question: the loop that carries it may not be running."""
-        if not grant.doubted:
-            grant.doubted = True
-            self._share.doubts.append((holder, grant))
+        if not grant.rechecked:
+            grant.rechecked = True
+            self._share.rechecks.append((holder, grant))
 
     def ask_again(self, holder: Holder, grant: BatchRequest) -> None:
         """Repeat a question that has no answer yet, if a caller waits for it."""
-        if holder.grant is grant and grant.loop is not None and holder.line:
+        if holder.grant is grant and grant.loop is not None and holder.waiters:
             self._give_up(holder)
             self._request(holder)
 
@@ -455,7 +458,7 @@ class PurseSection:
 
         `enough`: what the first waiter needs suffices.
         """
-        share, purse = self._share, self.look(holder)
+        share, purse = self._share, self.purse_of(holder)
         if holder.grant is not None or holder.terms is not share.terms:
             return
         purse.ask()  # the amount is decided when it is sent
@@ -463,12 +466,12 @@ class PurseSection:
         holder.lost_at = self._now + _LOST
         self._asks.append(holder.grant)
         here = running_loop()
-        if any(buying.loop is not here for buying in holder.line):
-            self._doubt(holder, holder.grant)
+        if any(waiter.loop is not here for waiter in holder.waiters):
+            self._schedule_recheck(holder, holder.grant)
 
-    def take_in(self, holder: Holder, grant: BatchRequest, answer: Any) -> None:
+    def process_answer(self, holder: Holder, grant: BatchRequest, answer: Any) -> None:
         """Serve the waiters with the grant; or refuse them, if there was none."""
-        purse = self.look(holder)
+        purse = self.purse_of(holder)
         if isinstance(answer, GrantedBatch):
             self._share.granted += answer.amount
         if holder.grant is not grant:
@@ -486,58 +489,58 @@ class PurseSection:
             return
         purse.refused()
         if isinstance(answer, StoreUnavailable):
-            for buying in list(holder.line):
-                self._end(buying, None, str(answer))
+            for waiter in list(holder.waiters):
+                self._end(waiter, None, str(answer))
         else:
             self._refuse(holder, grant, answer.wait)
 
     def give_up_waiting(self, late: Sequence[BatchWaiter]) -> None:
         """End calls that have waited too long; the answer is still used if it comes."""
-        for buying in late:
-            if buying.holders:
-                self._end(buying, None, "the store did not answer in time")
+        for waiter in late:
+            if waiter.holders:
+                self._end(waiter, None, "the store did not answer in time")
 
     def _serve(self, holder: Holder) -> None:
         """Serve the waiters in order from what is there; ask for more if it was too little."""
         purse = holder.purse
-        for buying, cost in list(holder.line.items()):
+        for waiter, cost in list(holder.waiters.items()):
             lot = purse.lot
             if lot.left <= cost and purse.held < cost:
                 self._request(holder)
                 return
-            if len(buying.charges) > 1:
-                if not self.served(buying):
-                    self.line_up(buying)  # now another limit has too little
+            if len(waiter.charges) > 1:
+                if not self.try_serve(waiter):
+                    self.enqueue(waiter)  # now another limit has too little
             elif lot.left > cost:
                 lot.left -= cost  # inlined `spend` for a lot that is not used up; keep in sync
-                self._end(buying, LimitVerdict(0.0, 0, 0, (lot, cost)))
+                self._end(waiter, LimitVerdict(0.0, 0, 0, (lot, cost)))
             else:
                 paid = Paid([(holder, purse.spend(self._now, cost) or [])])
-                self._end(buying, LimitVerdict(0.0, 0, 0, paid))
+                self._end(waiter, LimitVerdict(0.0, 0, 0, paid))
 
     def _refuse(self, holder: Holder, grant: BatchRequest, wait: float) -> None:
         """Refuse the waiters: the amount will not be available for a while.
 
         A fair part of a batch is worth a short wait, but not a long one if less is enough.
         """
-        first = next(iter(holder.line.values()), 0)
+        first = next(iter(holder.waiters.values()), 0)
         least_of_all = max(1, first - holder.purse.held)
         fair = grant.least > least_of_all
         if fair and first and wait > self._share.leases[holder.limit] * 1e6:
             self._request(holder, enough=True)
             return
-        for buying, cost in list(holder.line.items()):
+        for waiter, cost in list(holder.waiters.items()):
             if fair or cost >= first:
                 verdict = LimitVerdict(None if wait < 0 else wait, holder.limit, holder.limit)
-                self._end(buying, verdict)
-        if holder.line:
+                self._end(waiter, verdict)
+        if holder.waiters:
             self._request(holder, enough=True)
 
     # Settling
 
     def settle(self, holder: Holder, spent: Spent, actual: int) -> None:
         """Put unused amounts back where they came from; or charge what was used beyond."""
-        purse = self.look(holder)
+        purse = self.purse_of(holder)
         unused = sum(part for _lot, part in spent) - actual
         if unused < 0:
             self.changes.append(LotChange(holder, spent[-1][0], 0, -unused))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 from seawall.clock import SYSTEM, Clock
-from seawall.models.rate.batches import Lot, batch_for, bound_of, lease_of
+from seawall.models.rate.batches import Lot, batch_for, excess_of, lease_of
 from seawall.models.rate.rule import RateRule
 from seawall.models.rate.split import check_divisible
 from seawall.redis.keys import key_part
@@ -38,6 +38,7 @@ from seawall.redis.limits.shared import SharedLimits
 from seawall.redis.limits.wire import SCRIPT, ScriptCall, script_settings
 from seawall.redis.messages import weakly, weakly_awaited
 from seawall.redis.store import SLACK
+from seawall.runtime.driver import Steps
 from seawall.runtime.layers import Kind
 from seawall.runtime.mutex import Mutex, Nesting
 from seawall.runtime.store import LimitStanding, LimitVerdict, Receipt, WantedCharge
@@ -90,28 +91,29 @@ class LeasedLimits(SharedLimits):
         self.shut: list[Holder] = []
         """Holders whose lock-free path is closed, because a section is running."""
         self.holders: list[dict[Hashable, Holder]] = []
-        self.door = PursePath(up=store.up) if len(rules) == 1 else None
+        self.spend_path = PursePath(up=store.up) if len(rules) == 1 else None
         """Fast path of a gate, in its success path: for a single limit without keys."""
         self.expiring: deque[tuple[Holder, Lot]] = deque()
-        self._hands: list[list[Hashable]] = []
+        self._sweeps: list[list[Hashable]] = []
         self.clock: Clock = SYSTEM
         self.batches: tuple[int, ...] = ()
         self.leases: tuple[float, ...] = ()
         """Seconds for which a grant may be spent, for each limit."""
         self.granted = self.returned = 0
-        self.doubts: deque[tuple[Holder, BatchRequest]] = deque()
+        self.rechecks: deque[tuple[Holder, BatchRequest]] = deque()
         """Questions of one loop that a caller waits for in another loop, or in a thread."""
-        self._watches = WaitTimers()
+        self._timers: dict[AbstractEventLoop, WaitTimer] = {}
+        """One for each loop, used only in its thread."""
         self.background: AbstractEventLoop | None = None
         """The store's own event loop, which never blocks."""
         self.patience = store.timeout + SLACK
         """Seconds that a caller waits for an answer."""
         super().__init__(store, name, rules, **options)
-        finalize(self, store.pods.watch(weakly(self.resized)))
-        finalize(self, store.watch(weakly(self.moved)))
+        finalize(self, store.pods.watchers.add(weakly(self.pods_changed)))
+        finalize(self, store.watch(weakly(self.store_changed)))
         finalize(self, store.every(_UPKEEP, weakly_awaited(self.upkeep)).stop)
-        self.doubting = store.every(3600.0, weakly_awaited(self.ask_again))
-        finalize(self, self.doubting.stop)
+        self.recheck_job = store.every(3600.0, weakly_awaited(self.ask_again))
+        finalize(self, self.recheck_job.stop)
         store.at_close(self.return_all)
 
     # Settings
@@ -139,20 +141,20 @@ class LeasedLimits(SharedLimits):
         self.resize()
         for keys, args in calls:
             self.store.post(SCRIPT, keys, args)
-        for buying in waiting:
-            buying.error = "the settings were changed"
-            if buying.wake is not None:
-                buying.wake()
+        for waiter in waiting:
+            waiter.error = "the settings were changed"
+            if waiter.wake is not None:
+                waiter.wake()
 
     def _forget(self) -> list[BatchWaiter]:
         """Drop all holders; return the waiters."""
         old = [holder for holders in self.holders for holder in holders.values()]
-        waiting = {buying: None for holder in old for buying in holder.line}
+        waiting = {waiter: None for holder in old for waiter in holder.waiters}
         for holder in old:
             holder.shut()
-            holder.line.clear()
+            holder.waiters.clear()
         self.holders = [{} for _ in self.terms.rules]
-        self._hands = [[] for _ in self.terms.rules]
+        self._sweeps = [[] for _ in self.terms.rules]
         self.expiring.clear()
         self.shut.clear()
         return list(waiting)
@@ -162,11 +164,11 @@ class LeasedLimits(SharedLimits):
         super()._after_fork()
         self.mutex = Mutex()
         self.nesting = Nesting()
-        self._watches = WaitTimers()
+        self._timers = {}
         self.background = None
-        if self.door is not None:
-            self.door.up = True
-        self.doubts.clear()
+        if self.spend_path is not None:
+            self.spend_path.up = True
+        self.rechecks.clear()
         self._forget()
         self.resize()
 
@@ -183,7 +185,7 @@ class LeasedLimits(SharedLimits):
             known = pods.settled
             self.batches = tuple(batch_for(rule, pods.count) if known else 1 for rule in rules)
 
-    def resized(self) -> None:
+    def pods_changed(self) -> None:
         """Adjust batches to the number of pods; give back what then exceeds a batch."""
         before = self.batches
         self.resize()
@@ -193,23 +195,23 @@ class LeasedLimits(SharedLimits):
             for first in range(0, len(holders), PURSES_AT_ONCE):
                 with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
                     for holder in holders[first : first + PURSES_AT_ONCE]:
-                        section.look(holder)
+                        section.purse_of(holder)
 
-    def moved(self, *_news: object) -> None:
+    def store_changed(self, *_news: object) -> None:
         """Let gates spend directly only while the store is reachable."""
-        if self.door is not None:
+        if self.spend_path is not None:
             with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
-                self.door.up = self.store.up
+                self.spend_path.up = self.store.up
                 holder = self.holders[0].get(None)
                 if holder is not None:
-                    section.look(holder)
+                    section.purse_of(holder)
 
     @property
     def excess(self) -> tuple[int, ...]:
         """Maximum admissions beyond the algorithm's own bound, for each limit."""
         pods = self.store.pods.count
         together = zip(self.terms.rules, self.batches, strict=True)
-        return tuple(bound_of(rule, batch, pods).excess for rule, batch in together)
+        return tuple(excess_of(rule, batch, pods) for rule, batch in together)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the batches, and what they mean."""
@@ -238,7 +240,7 @@ class LeasedLimits(SharedLimits):
                 if left >= lot.floor and now < lot.until:
                     lot.left = left
                     return lot, cost
-                if holder.line:
+                if holder.waiters:
                     return None  # others wait: queue behind them
         with PurseSection(self, now) as section, self.mutex, section.inside:
             return section.pay(charges)
@@ -261,53 +263,63 @@ class LeasedLimits(SharedLimits):
         if holder is None:
             key_part(key)  # raises early if it cannot be a key in a store
             with self.mutex:
-                if len(holders) >= MAX_KEYS and not self._made_room(limit):
+                if len(holders) >= MAX_KEYS and not self._evict_idle(limit):
                     return None
-                made = Holder(self.terms, limit, key, self.batches[limit], self.door)
+                made = Holder(self.terms, limit, key, self.batches[limit], self.spend_path)
                 holder = holders.setdefault(key, made)
         return holder
 
-    def _made_room(self, limit: int) -> bool:
+    def _evict_idle(self, limit: int) -> bool:
         """Check a few keys and drop one that holds nothing; return whether there was one."""
-        holders, hand = self.holders[limit], self._hands[limit]
+        holders, keys = self.holders[limit], self._sweeps[limit]
         for _ in range(_SWEEP):
-            if not hand:
-                hand.extend(holders)
-            key = hand.pop()
+            if not keys:
+                keys.extend(holders)
+            key = keys.pop()
             holder = holders.get(key)
-            if holder is not None and holder.purse.idle and not holder.line:
+            if holder is not None and holder.purse.idle and not holder.waiters:
                 holder.shut()
                 del holders[key]
                 return True
         return False
 
-    def buy(self, buying: BatchWaiter, wake: Callable[[], bool]) -> None:
-        """Let `buying` wait until everything it wants is there; ask for what is missing."""
-        now, buying.wake = buying.clock.now(), wake
+    def wait_for_grant(self, waiter: BatchWaiter, wake: Callable[[], bool]) -> None:
+        """Let `waiter` wait until everything it wants is there; ask for what is missing."""
+        now, waiter.wake = waiter.clock.now(), wake
         with self.mutex:
-            joined = join(self.holders, buying, now)
+            joined = join(self.holders, waiter, now)
         if not joined:
-            with PurseSection(self, now, buying.kind) as section, self.mutex, section.inside:
-                if not section.served(buying):
-                    section.line_up(buying)
-        if buying.holders and buying.loop is not None:
-            self._watches.here(self, buying.loop).add(buying, self.patience, self)
+            with PurseSection(self, now, waiter.kind) as section, self.mutex, section.inside:
+                if not section.try_serve(waiter):
+                    section.enqueue(waiter)
+        if waiter.holders and waiter.loop is not None:
+            self._timer_of(waiter.loop).add(waiter, self.patience, self)
 
-    def leave(self, buying: BatchWaiter) -> None:
-        """Stop `buying` from waiting."""
-        if buying.holders:
-            self.mutex.do(buying.step_out)
+    def _timer_of(self, loop: AbstractEventLoop) -> WaitTimer:
+        """Return the timer of the running loop."""
+        timer = self._timers.get(loop)
+        if timer is None:
+            with self.mutex:
+                known = self._timers.items()
+                self._timers = {one: kept for one, kept in known if not one.is_closed()}
+                timer = self._timers.setdefault(loop, WaitTimer(loop))
+        return timer
 
-    def drop_out(self, buying: BatchWaiter) -> None:
-        """Stop `buying` from waiting, and take back what was spent for it."""
+    def leave(self, waiter: BatchWaiter) -> None:
+        """Stop `waiter` from waiting."""
+        if waiter.holders:
+            self.mutex.do(waiter.leave_queues)
+
+    def abandon(self, waiter: BatchWaiter) -> None:
+        """Stop `waiter` from waiting, and take back what was spent for it."""
 
         def drop() -> None:
             with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
-                holders = buying.holders
-                buying.step_out()
+                holders = waiter.holders
+                waiter.leave_queues()
                 for holder in holders:
-                    section.look(holder)
-            verdict, buying.verdict = buying.verdict, None
+                    section.purse_of(holder)
+            verdict, waiter.verdict = waiter.verdict, None
             if verdict is not None and verdict.receipt is not None:
                 self.settle(verdict.receipt, [0] * len(self.terms.rules))
 
@@ -316,7 +328,7 @@ class LeasedLimits(SharedLimits):
     def arrived(self, holder: Holder, grant: BatchRequest, answer: Any) -> None:
         """Process a grant or a refusal, in the thread that got the answer."""
         with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
-            section.take_in(holder, grant, answer)
+            section.process_answer(holder, grant, answer)
 
     # Giving back
 
@@ -350,9 +362,9 @@ class LeasedLimits(SharedLimits):
     async def upkeep(self) -> None:
         """Give back what has expired, even without calls: a job of the background."""
         self.background = get_running_loop()
-        self.tend()
+        self.return_expired()
 
-    def tend(self) -> None:
+    def return_expired(self) -> None:
         """Give back what has expired."""
         now, more = self.clock.now(), True
         while more:
@@ -362,17 +374,17 @@ class LeasedLimits(SharedLimits):
                     if not more:
                         break
                     holder, _lot = self.expiring.popleft()
-                    section.look(holder)
+                    section.purse_of(holder)
 
     async def ask_again(self) -> None:
         """Repeat questions that have no answer after a moment: a job of the background."""
-        if not self.doubts:
+        if not self.rechecks:
             return
-        doubts = len(self.doubts)  # those that come meanwhile trigger another run
+        due = len(self.rechecks)  # those that come meanwhile trigger another run
         await sleep(REPEAT_AFTER)
-        for _ in range(doubts):
+        for _ in range(due):
             with PurseSection(self, self.clock.now()) as section, self.mutex, section.inside:
-                section.ask_again(*self.doubts.popleft())
+                section.ask_again(*self.rechecks.popleft())
 
     async def return_all(self) -> None:
         """Give everything back: the store is closing."""
@@ -387,10 +399,11 @@ class LeasedLimits(SharedLimits):
         self._empty(limit, key)
         return super()._lowering(limit, key, remaining, reset_after)
 
-    def _resetting(self, places: Sequence[tuple[int, Hashable]]) -> ScriptCall:
+    def reset(self, places: Sequence[tuple[int, Hashable]]) -> Steps[None]:
+        """Give back this pod's holdings, then forget the usage of these limits and keys."""
         for limit, key in places:
             self._empty(limit, key)
-        return super()._resetting(places)
+        yield from super().reset(places)
 
     def _empty(self, limit: int, key: Hashable) -> None:
         """Give back this pod's holdings, before the limit is lowered or reset."""
@@ -399,11 +412,11 @@ class LeasedLimits(SharedLimits):
             if holder is not None:
                 section.clear(holder)
 
-    def _seen(
-        self, charges: Sequence[WantedCharge], reply: Any
-    ) -> tuple[LimitVerdict, Sequence[LimitStanding]]:
+    def peek(
+        self, charges: Sequence[WantedCharge]
+    ) -> Steps[tuple[LimitVerdict, Sequence[LimitStanding]]]:
         """Return the limits' state; this pod's holdings count as left."""
-        verdict, standings = super()._seen(charges, reply)
+        verdict, standings = yield from super().peek(charges)
         now = self.clock.now()
         with self.mutex:
             found = [self.holders[n].get(charge.key) for n, charge in enumerate(charges)]
@@ -412,23 +425,6 @@ class LeasedLimits(SharedLimits):
             verdict = LimitVerdict(0.0)
         together = zip(standings, held, strict=True)
         return verdict, [LimitStanding(there.left + own, there.rest) for there, own in together]
-
-
-class WaitTimers:
-    """The watches of all loops, each used only in the thread of its loop."""
-
-    def __init__(self) -> None:
-        self._all: dict[AbstractEventLoop, WaitTimer] = {}
-        self._latest: WaitTimer | None = None
-
-    def here(self, share: LeasedLimits, loop: AbstractEventLoop) -> WaitTimer:
-        """Return the watch of `loop`, which is the running loop."""
-        watch = self._latest
-        if watch is None or watch.loop is not loop:
-            with share.mutex:
-                self._all = {one: kept for one, kept in self._all.items() if not one.is_closed()}
-                watch = self._latest = self._all.setdefault(loop, WaitTimer(loop))
-        return watch
 
 
 class WaitTimer:
@@ -442,13 +438,13 @@ class WaitTimer:
         self._waiting: deque[tuple[float, BatchWaiter]] = deque()
         self._timer: TimerHandle | None = None
 
-    def add(self, buying: BatchWaiter, patience: float, share: LeasedLimits) -> None:
-        """Let `buying` wait for at most `patience` seconds."""
+    def add(self, waiter: BatchWaiter, patience: float, share: LeasedLimits) -> None:
+        """Let `waiter` wait for at most `patience` seconds."""
         waiting = self._waiting
         while waiting and not waiting[0][1].holders:
             waiting.popleft()
         due = self.loop.time() + patience
-        waiting.append((due, buying))
+        waiting.append((due, waiter))
         if self._timer is None:
             self._timer = self.loop.call_at(due, self._look_again, share)
 
@@ -460,11 +456,11 @@ class WaitTimer:
         self._timer = None
         waiting, now, late = self._waiting, self.loop.time(), []
         while waiting:
-            due, buying = waiting[0]
-            if buying.holders and due > now:
+            due, waiter = waiting[0]
+            if waiter.holders and due > now:
                 self._timer = self.loop.call_at(due, self._look_again, share)
                 break
             waiting.popleft()
-            late.append(buying)
+            late.append(waiter)
         with PurseSection(share, share.clock.now()) as section, share.mutex, section.inside:
             section.give_up_waiting(late)
