@@ -820,7 +820,7 @@ ABLATIONS: dict[str, tuple[Any, str, Any, str]] = {
     "a class keeps what it was granted": (_PartitionWaiter, "_give_up", forget, "partitions"),
     "cancelled calls count at the server": (_ThrottleGate, "leave", forget, "throttle"),
     "copies run on": (TaskCopies, "_cancel", forget, "hedge"),
-    "late copies are still made": (TaskCopies, "in_time", forget, "hedge"),
+    "late copies are still made": (TaskCopies, "stop_copying", forget, "hedge"),
 }
 
 

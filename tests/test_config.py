@@ -191,16 +191,16 @@ def test_seawalls_own_errors_have_names():
     """`on` knows Python's exceptions and Seawall's."""
     table = {"policies": [{"policy": "retry", "on": ["CircuitOpen", "TimeoutError"]}]}
     retry = guard_from_table("vendor", table).policies[0]
-    assert retry.wants(CircuitOpen(), None)
-    assert retry.wants(TimeoutError(), None)
+    assert retry.is_retryable(CircuitOpen(), None)
+    assert retry.is_retryable(TimeoutError(), None)
 
 
 def test_given_names_win():
     """A name handed over stands before Python's own of that name."""
     table = {"policies": [{"policy": "retry", "on": "OSError"}]}
     retry = guard_from_table("vendor", table, names={"OSError": VendorError}).policies[0]
-    assert retry.wants(VendorError(), None)
-    assert not retry.wants(OSError(), None)
+    assert retry.is_retryable(VendorError(), None)
+    assert not retry.is_retryable(OSError(), None)
 
 
 def test_several_guards_come_by_name():

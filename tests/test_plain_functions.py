@@ -296,7 +296,7 @@ ERROR_RULES: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "Models(fall_back_on)": lambda x: partial(
         Models(Model("x", len), fall_back_on=x)._fall_back_on
     ),
-    "Retry(on)": lambda x: Retry(on=x).wants,
+    "Retry(on)": lambda x: Retry(on=x).is_retryable,
     "Throttle(on)": lambda x: _refused_by(Throttle(on=x)),
 }
 

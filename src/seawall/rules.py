@@ -226,7 +226,7 @@ def _between(outer: Policy, inner: Policy) -> Iterator[str]:
 
 
 def _inside_retry(outer: Retry, inner: Policy) -> Iterator[str]:
-    if isinstance(inner, Timeout) and not outer.wants(TimedOut(), None):
+    if isinstance(inner, Timeout) and not outer.is_retryable(TimedOut(), None):
         yield "an attempt that times out is not retried: add TimeoutError to on=, if it may be"
     if isinstance(inner, Retry):
         most = outer.most_attempts + inner.most_attempts - 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from math import inf
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -28,11 +29,11 @@ from seawall.context import (
     seconds_left,
 )
 from seawall.errors import CacheMiss, DeadlineExceeded
-from seawall.runtime.call import Trace, current_trace, need_var, trace_var
+from seawall.runtime.call import Trace, current_trace, substitute_var, trace_var
 from seawall.runtime.degradation import STALE, Degradation
-from seawall.runtime.driver import Steps, adrive, drive, wait_async, wait_sync
+from seawall.runtime.driver import CallbackWaiter, Steps, adrive, drive, wait_async, wait_sync
 from seawall.runtime.interpreter import count_refusal
-from seawall.runtime.layers import Driver, Host, Kind
+from seawall.runtime.layers import Driver, Host, Kind, Waiter
 from seawall.runtime.mutex import LOCK_FREE, Mutex
 from seawall.runtime.policy import Bound, Policy
 
@@ -82,9 +83,9 @@ class Cache(Policy):
         now = (self._clock or current_clock()).now()
         if entry is None or now >= entry.stale_until:
             raise CacheMiss("nothing kept for these arguments")
-        need = need_var.get()
-        if need is not None:
-            need.age = now - entry.since
+        cause = substitute_var.get()
+        if cause is not None:
+            cause.age = now - entry.since
         return entry.value
 
     def clear(self) -> None:
@@ -136,9 +137,6 @@ class _CacheBound(Driver, Bound):
         self.misses = 0
         self.shared = 0
 
-    def layer(self, kind: Kind) -> _CacheBound:
-        return self
-
     def snapshot(self, now: float) -> dict[str, Any]:
         return {
             "entries": len(self.policy),
@@ -147,7 +145,9 @@ class _CacheBound(Driver, Bound):
             "shared": self.shared,
         }
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+    def wrap(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
         self.policy._serve(function)
         clock = self.host.clock
 
@@ -156,7 +156,7 @@ class _CacheBound(Driver, Bound):
             if isinstance(found, CacheEntry):
                 return found.value
 
-            def answer(request: Follower | None) -> Any:
+            def answer(request: Waiter | None) -> Any:
                 return inner(*args, **kwargs) if request is None else wait_sync(request, clock)
 
             return drive(found, answer)
@@ -166,7 +166,7 @@ class _CacheBound(Driver, Bound):
             if isinstance(found, CacheEntry):
                 return found.value
 
-            async def answer(request: Follower | None) -> Any:
+            async def answer(request: Waiter | None) -> Any:
                 if request is None:
                     return await inner(*args, **kwargs)
                 return await wait_async(request, clock)
@@ -183,9 +183,9 @@ class _CacheBound(Driver, Bound):
             return found
         return self._fetching(key, found)
 
-    def _fetching(self, key: Hashable, found: CacheEntry | Lead | Follower) -> Steps[Any]:
-        """Wait for another caller's answer (a `Follower`), or run the inner layers (None)."""
-        outlasted = False
+    def _fetching(self, key: Hashable, found: CacheEntry | Lead | Flight) -> Steps[Any]:
+        """Run the inner layers (None), or wait for another call that does, the leader."""
+        outlasted = False  # whether it looks again because it has more time than its leader had
         while True:
             if isinstance(found, CacheEntry):
                 self.hits += 1
@@ -197,14 +197,29 @@ class _CacheBound(Driver, Bound):
                         found.flight.value = yield None
                     return found.flight.value
                 self.shared += 1
-                found.has_outlasted = outlasted
-                answer = yield found
-                if answer is not AGAIN:
-                    return answer
-                outlasted = found.has_outlasted
+                left = seconds_left()
+                until = inf if left is None else self.host.clock.now() + left
+                yield self.policy._answers.landing(found, until)
+                if found.wakers is not None:
+                    raise self._too_late()
+                if not outlasted and found.short_of_time and until > found.until + LEAST_RESERVE:
+                    outlasted = True
+                elif found.error is not None:
+                    # Always start from the leader's traceback, so that it does not grow each time.
+                    raise found.error.with_traceback(found.traceback)
+                elif found.value is not AGAIN:
+                    if found.degradation is not None:
+                        _served_less(self.host, found.degradation)
+                    return found.value
             finally:
                 del found  # Break a reference cycle: it refers to the error.
             found = self.policy._answers.find(key, self.host)
+
+    def _too_late(self) -> DeadlineExceeded:
+        name = self.host.name
+        count_refusal(self.host, "cache", DeadlineExceeded.reason)
+        message = f"guard {name!r}: the deadline passed while another call fetched it"
+        return DeadlineExceeded(message, guard=name, policy="cache")
 
 
 class CacheEntry(NamedTuple):
@@ -237,8 +252,8 @@ class Answers:
             self.entries.clear()
             self._flights.clear()
 
-    def find(self, key: Hashable, host: Host) -> CacheEntry | Lead | Follower:
-        """Return a fresh entry, a lead to fetch it, or a follower to wait for another call."""
+    def find(self, key: Hashable, host: Host) -> CacheEntry | Lead | Flight:
+        """Return a fresh entry, a lead to fetch it, or the flight of another call to wait for."""
         now = host.clock.now()
         if LOCK_FREE:
             entry = self.entries.get(key)
@@ -256,7 +271,7 @@ class Answers:
                     return entry
             flight = self._flights.get(key)
             if flight is not None:
-                return Follower(self, flight, host)
+                return flight
             lead = Lead(self, key, Flight(entry), host)
             self._flights[key] = lead.flight
             return lead
@@ -282,22 +297,24 @@ class Answers:
         self._mutex = Mutex()
         self._flights.clear()
 
-    def follow(self, flight: Flight, wake: Callable[[], bool]) -> None:
-        """Register `wake` for the end of `flight`; call it immediately if it has ended."""
-        with self._mutex:
-            if flight.wakers is not None:
-                flight.wakers.append(wake)
-                return
-        wake()
+    def landing(self, flight: Flight, until: float) -> CallbackWaiter:
+        """Return a waiter for the end of `flight`, at most until `until`."""
 
-    def leave(self, flight: Flight, wake: Callable[[], bool]) -> None:
-        """Unregister `wake`."""
+        def join(wake: Callable[[], bool]) -> None:
+            with self._mutex:
+                if flight.wakers is not None:
+                    flight.wakers.append(wake)
+                    return
+            wake()
 
-        def forget() -> None:
+        def forget(wake: Callable[[], bool]) -> None:
             if flight.wakers is not None and wake in flight.wakers:
                 flight.wakers.remove(wake)
 
-        self._mutex.do(forget)
+        def leave(wake: Callable[[], bool]) -> None:
+            self._mutex.do(lambda: forget(wake))
+
+        return CallbackWaiter(join, leave=leave, until=until)
 
 
 class Flight:
@@ -310,7 +327,7 @@ class Flight:
         self.error: Exception | None = None
         self.traceback: TracebackType | None = None
         self.degradation: Degradation | None = None
-        self.until: float | None = None  # the deadline of the call, on the guard's clock
+        self.until = inf  # the deadline of the call, on the guard's clock
         self.short_of_time = False
         """Whether that deadline may be the cause of the failure, although it has not passed."""
 
@@ -381,7 +398,7 @@ class Lead:
         that was left after an inner layer kept back its reserve.
         """
         until = self.flight.until
-        if until is None:
+        if until == inf:
             return False
         if isinstance(error, DeadlineExceeded):
             return error.policy != "timeout"
@@ -394,53 +411,6 @@ class Lead:
         if outside is not None:
             outside.attempts += self._trace.attempts
             outside.degradation = self._trace.degradation
-
-
-class Follower:
-    """A call that waits for the answer of another, the leader."""
-
-    def __init__(self, answers: Answers, flight: Flight, host: Host) -> None:
-        self._answers = answers
-        self._flight = flight
-        self._host = host
-        left = seconds_left()
-        self.until = None if left is None else host.clock.now() + left
-        self.has_outlasted = False
-        """Whether it looks again because it has more time than its leader had. At most once."""
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Wait for the leader's answer."""
-        self._wake = wake
-        self._answers.follow(self._flight, wake)
-
-    def claim(self) -> Any:
-        """Return the leader's answer, or `AGAIN` if it ended without a result."""
-        flight = self._flight
-        if flight.wakers is not None:
-            self.abandon()
-            count_refusal(self._host, "cache", DeadlineExceeded.reason)
-            raise DeadlineExceeded(
-                f"guard {self._host.name!r}: the deadline passed while another call fetched it",
-                guard=self._host.name,
-                policy="cache",
-            )
-        if flight.short_of_time and not self.has_outlasted and self._has_more_time():
-            self.has_outlasted = True
-            return AGAIN
-        if flight.error is not None:
-            # Always start from the leader's traceback, so that it does not grow with each follower.
-            raise flight.error.with_traceback(flight.traceback)
-        if flight.degradation is not None:
-            _served_less(self._host, flight.degradation)
-        return flight.value
-
-    def _has_more_time(self) -> bool:
-        leader = self._flight.until
-        return self.until is None or (leader is not None and self.until > leader + LEAST_RESERVE)
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        self._answers.leave(self._flight, self._wake)
 
 
 def _served_less(host: Host, degradation: Degradation) -> None:

@@ -10,6 +10,7 @@ Promises:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from seawall.context import give_up_at
 from seawall.errors import TimedOut
 from seawall.events import SettingsChanged
 from seawall.runtime.call import Call
-from seawall.runtime.driver import wait_async
+from seawall.runtime.driver import CallbackWaiter, wait_async
 from seawall.runtime.interpreter import run_async, run_sync
 from seawall.runtime.layers import Driver, Host, Kind
 from seawall.runtime.mutex import Mutex
@@ -81,8 +82,7 @@ class Chaos(Policy):
         self.seed = check.count("seed", seed, minimum=0)
         self.enabled = check.flag("enabled", enabled)
         self._lasting = enabled
-        self._blocks = 0  # number of open `on()` blocks since it was last switched off
-        self._switched_off = 0
+        self._open: set[ChaosBlock] = set()  # blocks of `on()` that have not ended
         self._mutex = Mutex()
         self._rng = Random(seed)  # noqa: S311 - it has to be predictable
         self._check_kinds()
@@ -114,11 +114,11 @@ class Chaos(Policy):
             parts.append("hang=True")
         return f"<Chaos({', '.join(parts)}), {'on' if self.enabled else 'off'}>"
 
-    def on(self) -> SwitchedOn:
+    def on(self) -> ChaosBlock:
         """Switch on; as `with chaos.on():` until the end of the block and of overlapping ones."""
+        block = ChaosBlock(self)
         with self._mutex:
-            self._blocks += 1
-            block = SwitchedOn(self, self._switched_off)
+            self._open.add(block)
         self._switch()
         return block
 
@@ -126,18 +126,15 @@ class Chaos(Policy):
         """Switch off, even inside a block. Calls that are being disturbed continue."""
         self.update(enabled=False)
 
-    def _leave(self, block: SwitchedOn) -> None:
+    def _leave(self, block: ChaosBlock) -> None:
         with self._mutex:
-            if block.left or block.switched_off != self._switched_off:
-                return
-            block.left = True
-            self._blocks -= 1
+            self._open.discard(block)
         self._switch()
 
     def _switch(self) -> None:
         """Update `enabled` from the open blocks, and publish a change."""
         with self._mutex:
-            before, self.enabled = self.enabled, self._lasting or self._blocks > 0
+            before, self.enabled = self.enabled, self._lasting or bool(self._open)
             after = self.enabled
         if after is not before:
             emit_for(self, SettingsChanged, policy=self.kind, changes={"enabled": after})
@@ -163,8 +160,7 @@ class Chaos(Policy):
             if "enabled" in changes:
                 self._lasting = fresh.enabled
                 if not fresh.enabled:
-                    self._blocks = 0
-                    self._switched_off += 1
+                    self._open.clear()
 
     def _draw(self) -> Strike | None:
         """Return what to do to one call, or None. Needs the mutex."""
@@ -181,14 +177,11 @@ class Chaos(Policy):
         return Strike(does if self.error is None else "error", seconds, self.error, self.result)
 
 
-class SwitchedOn:
+class ChaosBlock:
     """A block in which Chaos is on. After it, Chaos is as if the block had never been."""
 
-    def __init__(self, chaos: Chaos, switched_off: int) -> None:
+    def __init__(self, chaos: Chaos) -> None:
         self._chaos = chaos
-        self.switched_off = switched_off
-        """Number of `off()` calls when the block began. Another one ends its effect."""
-        self.left = False
 
     def __enter__(self) -> Chaos:
         return self._chaos
@@ -205,9 +198,6 @@ class _ChaosBound(Driver, Bound):
     def __init__(self, policy: Chaos, host: Host) -> None:
         super().__init__(policy, host)
         self.injected: dict[str, int] = {}
-
-    def layer(self, kind: Kind) -> _ChaosBound:
-        return self
 
     def strike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strike | None:
         """Decide what to do to one call, and count it if it is disturbed."""
@@ -227,9 +217,11 @@ class _ChaosBound(Driver, Bound):
             injected = dict(self.injected)
         return {"enabled": policy.enabled, "share": policy.share, "injected": injected}
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: Any) -> Callable[..., Any]:
+    def wrap(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: Any
+    ) -> Callable[..., Any]:
         """Return a function that runs `inner`, with disturbances."""
-        policy, host = self.policy, self.host
+        policy = self.policy
         run: Callable[[Call], Any] = run_async if kind == "async" else run_sync
         disturb = disturb_async if kind == "async" else disturb_sync
         bounds: list[Any] = getattr(host, "bounds", [self])
@@ -309,7 +301,7 @@ def disturb_sync(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
     """Return what runs instead of a call. `real` is the function that follows, or None."""
 
     def disturbed(*args: Any, **kwargs: Any) -> Any:
-        pause = _Pause(strike, host)
+        pause = _pause(strike, host)
         if pause.until is None:
             raise RuntimeError(
                 f"guard {host.name!r}: a plain function would hang for ever here: give it a"
@@ -328,28 +320,21 @@ def disturb_async(strike: Strike, real: Any, host: Host) -> Callable[..., Any]:
 
     async def disturbed(*args: Any, **kwargs: Any) -> Any:
         if strike.seconds:
-            await wait_async(_Pause(strike, host), host.clock)
+            await wait_async(_pause(strike, host), host.clock)
         return strike.answer() if real is None else await real(*args, **kwargs)
 
     return disturbed
 
 
-class _Pause:
-    """A waiter that is never woken: it waits until its time or the deadline."""
+def _pause(strike: Strike, host: Host) -> CallbackWaiter:
+    """Return a waiter that is never woken: it waits until its time or the deadline.
 
-    def __init__(self, strike: Strike, host: Host) -> None:
-        self._name = host.name
-        self.until, self._late = give_up_at(host.clock.now(), strike.seconds)
+    If the deadline comes first, its claim raises, as a client that respects it would.
+    """
+    until, late = give_up_at(host.clock.now(), strike.seconds)
 
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Do nothing: it is never woken."""
+    def claim() -> None:
+        if late:
+            raise TimedOut(f"guard {host.name!r}: the deadline passed while Chaos delayed the call")
 
-    def claim(self) -> None:
-        """Continue, or raise if the deadline came first, as a client that respects it would."""
-        if self._late:
-            raise TimedOut(
-                f"guard {self._name!r}: the deadline passed while Chaos delayed the call"
-            )
-
-    def abandon(self) -> None:
-        """Do nothing: there is nothing to give back."""
+    return CallbackWaiter(lambda _wake: None, result=claim, until=inf if until is None else until)

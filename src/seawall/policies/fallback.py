@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from seawall.context import Scope, check_reserve, end_scope, reserve_scope
 from seawall.errors import CacheMiss, add_note, matches
 from seawall.policies.cache import Cache
-from seawall.runtime.call import Need, need_var
+from seawall.runtime.call import SubstituteCause, substitute_var
 from seawall.runtime.degradation import STALE, Degradation, source_name, unwrapped
 from seawall.runtime.functions import with_arguments
-from seawall.runtime.layers import Flow, Host, Inline, Kind, Next, Outcome
+from seawall.runtime.layers import Flow, Host, Inline, Next, Outcome
 from seawall.runtime.policy import Bound, Policy
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 def fallback_reason() -> BaseException | None:
     """Return, inside a fallback, the error that made it necessary; None elsewhere."""
-    need = need_var.get()
-    return None if need is None else need.error
+    cause = substitute_var.get()
+    return None if cause is None else cause.error
 
 
 class Static:
@@ -111,7 +111,7 @@ class Fallback(Policy):
         return _FallbackFlow(self, host)
 
 
-class _FallbackMemory(Need):
+class _FallbackMemory(SubstituteCause):
     """State of one call: why a fallback is needed, and which level is next."""
 
     def __init__(self, error: Exception) -> None:
@@ -133,9 +133,6 @@ class _FallbackFlow(Flow, Bound):
             enter=("if held_ is not None:", "    {ticket} = held_ = {enter}(now_)"),
             leave=("if {ticket} is not None:", "    {ticket}[3] = None"),
         )
-
-    def layer(self, kind: Kind) -> _FallbackFlow:
-        return self
 
     def snapshot(self, now: float) -> dict[str, Any]:
         return {"levels": dict(zip(self.policy.names, self.used, strict=True))}
@@ -162,7 +159,7 @@ class _FallbackFlow(Flow, Bound):
             level = self.policy.levels[memory.level]
             memory.level += 1
             memory.age = None
-            return Next(instead=level, need=memory)
+            return Next(instead=level, cause=memory)
         del call.memory[self]
         if error is None:
             self._answered(call, memory)

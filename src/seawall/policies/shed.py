@@ -65,7 +65,7 @@ class Shed(GatePolicy):
             )
         changed = rules is not self.rules
         self.mode, self.rules, self.load = mode, rules, load
-        self._reading.become(load or float)
+        self._reading.replace(load or float)
         for bound in bindings_of(self):
             if changed and isinstance(bound, _ShedGate):
                 bound.start()
@@ -77,9 +77,9 @@ class _LoadReading:
     __slots__ = ("_failing", "_read")
 
     def __init__(self, read: Load) -> None:
-        self.become(read)
+        self.replace(read)
 
-    def become(self, read: Load) -> None:
+    def replace(self, read: Load) -> None:
         self._read = read
         self._failing = False
 

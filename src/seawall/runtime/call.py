@@ -44,14 +44,16 @@ trace_var: Final[ContextVar[Trace | None]] = ContextVar("seawall_trace", default
 
 
 @dataclass(slots=True, eq=False)
-class Need:
+class SubstituteCause:
     """Why a substitute runs instead of the real call, and the age of its answer."""
 
     error: Exception
     age: float | None = None  # age of the substitute's answer in seconds, if it is a stored one
 
 
-need_var: Final[ContextVar[Need | None]] = ContextVar("seawall_need", default=None)
+substitute_var: Final[ContextVar[SubstituteCause | None]] = ContextVar(
+    "seawall_substitute", default=None
+)
 
 
 def current_trace(guard: str) -> Trace | None:
@@ -61,14 +63,14 @@ def current_trace(guard: str) -> Trace | None:
 
 
 @dataclass(slots=True, eq=False)
-class Waited:
+class WaitTotal:
     """Total seconds one call has waited at the gates of its guard so far."""
 
     guard: str
     seconds: float = 0.0
 
 
-waited_var: Final[ContextVar[Waited | None]] = ContextVar("seawall_waited", default=None)
+wait_total_var: Final[ContextVar[WaitTotal | None]] = ContextVar("seawall_waited", default=None)
 """Wait so far of the call whose gates are being entered; unset while its function runs."""
 
 
@@ -77,7 +79,7 @@ def patience(host: Host) -> float:
     most = host.max_wait
     if most is None:
         return float("inf")
-    waited = waited_var.get()
+    waited = wait_total_var.get()
     if waited is not None and waited.guard == host.name:
         most = max(0.0, most - waited.seconds)
     return most
@@ -219,8 +221,8 @@ class Call:
         self.own_abandoned = 0
         self.counted: dict[Layer, CallCount] = {}  # at gates that count calls
         self.deferred: dict[Layer, DeferredVerdict] = {}  # failures that are not counted yet
-        self.waited: Waited | None = None  # in all attempts, if the guard bounds the total
-        self.waited_token: Token[Waited | None] | None = None
+        self.waited: WaitTotal | None = None  # in all attempts, if the guard bounds the total
+        self.waited_token: Token[WaitTotal | None] | None = None
 
     def begin_attempt(self, now: float) -> None:
         """Record that the function is started."""
@@ -236,9 +238,9 @@ class Call:
             return
         if self.waited is None:
             # Code inside a driver has its own Call, but is part of the same call.
-            outer = waited_var.get()
+            outer = wait_total_var.get()
             same = outer is not None and outer.guard == self.host.name
-            self.waited = outer if same else Waited(self.host.name)
+            self.waited = outer if same else WaitTotal(self.host.name)
         assert self.waited is not None  # noqa: S101 - for the type checker
         self.waited.seconds += seconds
         self.remember_waits()
@@ -246,13 +248,13 @@ class Call:
     def remember_waits(self) -> None:
         """Make the total wait so far visible to the gates that are entered next."""
         if self.waited is not None and self.waited_token is None:
-            self.waited_token = waited_var.set(self.waited)
+            self.waited_token = wait_total_var.set(self.waited)
 
     def forget_waits(self) -> None:
         """Hide the total wait: an inner call of the same guard is another call."""
         token, self.waited_token = self.waited_token, None
         if token is not None:
-            reset(waited_var, token)
+            reset(wait_total_var, token)
 
     def outcome(self) -> Outcome:
         """Return the call's outcome, as seen by a gate just outside of its current position."""

@@ -22,7 +22,7 @@ from sys import get_asyncgen_hooks, set_asyncgen_hooks
 from typing import Any
 
 from seawall.context import attempt_var, reset
-from seawall.runtime.call import Call, need_var
+from seawall.runtime.call import Call, substitute_var
 from seawall.runtime.interpreter import release, run_async, run_sync
 from seawall.runtime.layers import Host, Layer
 
@@ -35,17 +35,17 @@ class _Started:
         self.item = item  # the latest item; the generator's return value once it has ended
         self.ended = ended
         self._attempt = attempt_var.get()
-        self._need = need_var.get()
+        self._cause = substitute_var.get()
 
     @contextmanager
     def context(self) -> Iterator[None]:
         """Set the context variables that the source saw at its first item, for one more step."""
         attempt = attempt_var.set(self._attempt)
-        need = need_var.set(self._need)
+        cause = substitute_var.set(self._cause)
         try:
             yield
         finally:
-            reset(need_var, need)
+            reset(substitute_var, cause)
             reset(attempt_var, attempt)
 
     def step(self, how: Callable[[Any], Any], argument: Any) -> None:

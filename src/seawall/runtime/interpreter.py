@@ -22,12 +22,12 @@ from seawall.runtime.call import (
     STREAMED,
     Abandoned,
     Call,
-    Need,
+    SubstituteCause,
     current_trace,
     further_attempts,
     given_up,
     job_var,
-    need_var,
+    substitute_var,
     trace_var,
     was_withdrawn,
 )
@@ -73,7 +73,7 @@ def interpret(
                     call.foresee_pause(todo.delay)
                     yield todo.delay
                 if todo is not None and todo.instead is not None:
-                    yield from _instead(call, todo.instead, todo.need)
+                    yield from _instead(call, todo.instead, todo.cause)
                 else:
                     if call.attempts:
                         token = _number_attempt(call, token)
@@ -101,12 +101,12 @@ def _number_attempt(call: Call, token: Token[Attempt | None] | None) -> Token[At
 
 
 def _instead(
-    call: Call, substitute: Callable[..., Any], need: Need | None
+    call: Call, substitute: Callable[..., Any], cause: SubstituteCause | None
 ) -> Generator[Request, Any, None]:
     """Run a substitute, which can look up why. Guards inside it may retry."""
     repeated = call.is_repeated(len(call.tickets) - 1)
     attempt = attempt_var.set(attempt_var.get() if repeated else call.outer_attempt)
-    token = need_var.set(need)
+    token = substitute_var.set(cause)
     traced = trace_var.set(None)
     try:
         call.value = yield RunFunction(substitute, substitute=True)
@@ -114,7 +114,7 @@ def _instead(
     except BaseException as error:  # noqa: BLE001 - not raised here: a generator cannot raise StopIteration
         call.value, call.error = None, error
     reset(trace_var, traced)
-    reset(need_var, token)
+    reset(substitute_var, token)
     reset(attempt_var, attempt)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seawall.clock import Clock
     from seawall.models.pressure import Pressure
     from seawall.models.windows import CallCount
-    from seawall.runtime.call import Call, Need
+    from seawall.runtime.call import Call, SubstituteCause
     from seawall.runtime.stats import Stats
 
 Kind = Literal["sync", "async"]
@@ -136,15 +136,14 @@ class Flow(Layer):
 class Driver:
     """A layer that runs everything inside it: in a thread, or answers from memory."""
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
-        """Return a function, awaitable if async, that runs `inner` for the user's `function`."""
-        raise NotImplementedError
-
-    def wrap_for(
+    def wrap(
         self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
     ) -> Callable[..., Any]:
-        """Return `wrap(...)` for `host`: the guard, or a marked copy of it."""
-        return self.wrap(inner, kind, function)
+        """Return a function, awaitable if async, that runs `inner` for the user's `function`.
+
+        `host` is the guard, or a marked copy of it.
+        """
+        raise NotImplementedError
 
     def inner_kind(self, kind: Kind) -> Kind:
         """Return how the inside runs, if this layer itself runs as `kind`."""
@@ -156,8 +155,8 @@ class Next:
     """What a flow requests next: after `delay`, run the inside again, or `instead`."""
 
     delay: float = 0.0
-    instead: Callable[..., Any] | None = None  # called with the arguments, because of `need`
-    need: Need | None = None
+    instead: Callable[..., Any] | None = None  # called with the arguments, because of `cause`
+    cause: SubstituteCause | None = None
 
 
 class Waiter(Protocol):

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
+from seawall._failures import log_failure
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -79,10 +81,8 @@ class Mutex(CLock):
             work = self._later.popleft()
             try:
                 work()
-            except Exception:
-                from logging import getLogger
-
-                getLogger("seawall").exception("work that had to wait for a lock failed")
+            except Exception:  # noqa: BLE001 - logged
+                log_failure("work that had to wait for a lock failed")
 
 
 def _nothing() -> None:

@@ -77,7 +77,7 @@ class Plan:
             segment.end + 1, inner_kind, in_thread=in_thread, repeated=segment.repeated
         )
         inside = self._around(inner, function, inner_kind, interpreted=interpreted)
-        wrapped = driver.wrap_for(self._host, inside, kind, function)
+        wrapped = driver.wrap(self._host, inside, kind, function)
         wrapped.seawall_bare = function, kind  # type: ignore[attr-defined]
         return wrapped
 

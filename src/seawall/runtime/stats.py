@@ -136,6 +136,11 @@ class Stats:
         """Return the quantile `p` of recent latency, or None."""
         return self._ask((p,), now)[0]
 
+    def typical(self, now: float) -> float:
+        """Return the median of recent latency; 0.0 while there are too few samples."""
+        median = self.quantile(0.5, now)
+        return 0.0 if median is None or self.latency.count < ENOUGH_SAMPLES else median
+
     def tally(self, now: float) -> Tally:
         """Return the durations of all attempts that succeeded or timed out, by bucket."""
         if self._lock.acquire(blocking=False):

@@ -27,27 +27,27 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class _Link:
     """A handler in front of the previous one."""
 
-    def __init__(self, heard: Handler, previous: Handler) -> None:
-        self.heard: Handler | None = heard
+    def __init__(self, listener: Handler, previous: Handler) -> None:
+        self.listener: Handler | None = listener
         self.previous = previous
         self._pid = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # A forked child inherits the handler, but not the event loop that listens.
-        if self.heard is not None and self._pid == os.getpid():
-            self.heard(number, frame)
+        if self.listener is not None and self._pid == os.getpid():
+            self.listener(number, frame)
         self.previous(number, frame)
 
 
 class SignalTap:
-    """Calls `heard(number, frame)` before the handler that is installed.
+    """Calls `listener(number, frame)` before the handler that is installed.
 
     A signal whose default action applies, or that is ignored, is left alone. What
     `loop.add_signal_handler` installed still works: a loop gets signals by a file descriptor.
     """
 
-    def __init__(self, heard: Handler) -> None:
-        self._heard = heard
+    def __init__(self, listener: Handler) -> None:
+        self._listener = listener
         self._links: dict[signal.Signals, _Link] = {}
 
     def install(self) -> None:
@@ -57,14 +57,14 @@ class SignalTap:
         for number in STOP_SIGNALS:
             previous = signal.getsignal(number)
             if callable(previous):
-                self._links[number] = link = _Link(self._heard, previous)
+                self._links[number] = link = _Link(self._listener, previous)
                 _set_handler(number, link)
 
     def remove(self) -> None:
         """Stop listening; a handler that was installed in front of this one since then stays."""
         links, self._links = self._links, {}
         for number, link in links.items():
-            link.heard = None  # a handler in front of it may still call it
+            link.listener = None  # a handler in front of it may still call it
             put_back(number, link, link.previous)
 
 

@@ -64,7 +64,9 @@ class ThreadDriver(Driver):
         """Return "sync": the inside runs in a worker thread, for sync and async callers."""
         return "sync"
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+    def wrap(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
         """Return a function that runs `inner` in a worker thread."""
         if kind == "sync":
 

@@ -131,6 +131,7 @@ class _Shared:
         self.taken = 0
         self.threads = 0
         self.abandoned = 0
+        self.idle_wakes: deque[Callable[[], bool]] = deque()
 
     def get(self) -> ThreadJob | None:
         with self.ready:
@@ -153,6 +154,15 @@ class _Shared:
     def came_back(self) -> None:
         with self.lock:
             self.abandoned -= 1
+
+    def wake_if_idle(self) -> None:
+        """Wake the waiters for the end of all work, if it has come."""
+        while self.idle_wakes and not self.taken:
+            try:
+                wake = self.idle_wakes.pop()
+            except IndexError:  # another thread was faster
+                return
+            wake()
 
     def stop(self) -> None:
         with self.ready:
@@ -237,6 +247,7 @@ class WorkerPool:
         left = job.give_up()
         if left is False:
             self._shared.withdraw(job)
+            self._shared.wake_if_idle()
         elif isinstance(left, Abandoned):
             with self._shared.lock:
                 self._shared.abandoned += 1
@@ -258,4 +269,5 @@ def _work(shared: _Shared) -> None:
         if job.run():
             shared.freed()
             job.finished()
+            shared.wake_if_idle()
         del job

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seawall import Breaker, Bulkhead, Cache, Hedge, RetryBudget, Timeout
 from seawall.policies.hedge.policy import HedgeBound
-from seawall.policies.hedge.race import Race, RaceWatch
+from seawall.policies.hedge.race import Race
 from seawall.policies.hedge.tasks import TaskCopies
 from seawall.policies.retry import InFlightRatio
 from seawall.testing import run_virtual
@@ -205,7 +205,7 @@ def test_the_hedge_shares_the_load_it_may_add(seed: int) -> None:
 
 
 def _never_cancel(self: TaskCopies, **_: Any) -> None:
-    self.in_time()
+    self.stop_copying()
 
 
 async def _keep(*_: Any) -> None:
@@ -235,7 +235,7 @@ ABLATIONS: dict[str, tuple[Any, str, Any]] = {
     "losers are not waited for": (TaskCopies, "_answer", _do_not_wait),
     "values are not disposed of": (TaskCopies, "_dispose", _keep),
     "a later value wins too": (Race, "returned", _second_value_too),
-    "the budget is not told of ends": (HedgeBound, "copy_ended", lambda _: None),
+    "the budget is not told of ends": (HedgeBound, "report_end", lambda _: None),
 }
 
 
@@ -329,7 +329,7 @@ def test_a_watch_that_comes_late_is_told_at_once() -> None:
     assert race.returned(1, "value")
     race.ended(1)
     rung: list[bool] = []
-    watch = RaceWatch(race)
+    watch = race.decision()
     watch.publish(lambda: rung.append(True) or True)
     assert rung == [True]
     assert watch.claim()

@@ -467,7 +467,7 @@ def test_cancellation_and_exits_are_never_swallowed_nor_retried(case: Exit) -> N
 
 def test_if_retry_wanted_every_error_it_would_retry_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Retry want whatever was raised, and the property is falsified."""
-    monkeypatch.setattr(Retry, "wants", lambda _, error, __: error is not None)
+    monkeypatch.setattr(Retry, "is_retryable", lambda _, error, __: error is not None)
     assert falsified(_check_exits, EXITS)
 
 
@@ -524,7 +524,7 @@ def test_if_retry_wanted_cancellations_attempts_would_follow_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Let Retry want cancellations too, and the property is falsified."""
-    monkeypatch.setattr(Retry, "wants", lambda _, error, __: error is not None)
+    monkeypatch.setattr(Retry, "is_retryable", lambda _, error, __: error is not None)
     assert falsified(_check_cut, CUTS)
 
 

@@ -152,8 +152,8 @@ def test_an_error_that_cannot_be_looked_at_is_not_transient():
 
 def test_a_retry_on_transient_errors_looks_at_no_value():
     """So a success pays nothing for it."""
-    assert not Retry(on=transient).looks_at_values
-    assert Retry(on=(transient, lambda _error, value: value is None)).looks_at_values
+    assert not Retry(on=transient).checks_values
+    assert Retry(on=(transient, lambda _error, value: value is None)).checks_values
 
 
 def test_a_guard_retries_what_is_transient():

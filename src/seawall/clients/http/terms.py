@@ -218,10 +218,10 @@ def _ineffective_policies(guard: Guard, library: Library) -> Iterator[str]:
     """Yield a warning for each policy of the guard that has no effect for this library."""
     for policy in guard.policies:
         # A user's function may look at responses, and must not be called as a test.
-        if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.looks_at_values:
+        if isinstance(policy, Retry) and policy.most_attempts > 1 and not policy.checks_values:
             errors = [kind.__new__(kind) for kind in library.transient]
             errors.append(BadStatus(None, None, 503, None))
-            if not any(policy.wants(error, None) for error in errors):
+            if not any(policy.is_retryable(error, None) for error in errors):
                 yield (
                     f"{policy!r} retries none of the errors of {library.name}, and no status:"
                     " write on=transient (from seawall import transient)"

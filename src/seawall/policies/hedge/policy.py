@@ -166,7 +166,7 @@ class HedgeBound(Bound):
         self.hedges = 0
         self.wins = 0
         self.stopped: dict[str, int] = {}
-        self.tells_budget = policy.budget is not None and _reporter(policy, host) is policy
+        self.reports_to_budget = policy.budget is not None and _reporter(policy, host) is policy
         self._drivers: dict[Kind, Driver] = {}
         self._delay: float | None = None
         self.refresh()
@@ -226,33 +226,28 @@ class HedgeBound(Bound):
 
     def permits(self, left: float | None) -> bool:
         """Return whether another copy may be made. If so, it is already paid for."""
-        cause = self._against(left, self.host.clock.now())
+        cause = self._obstacle(left, self.host.clock.now())
         if cause is not None:
-            self.not_made(cause)
+            self.count_skipped(cause)
         return cause is None
 
-    def made(self, number: int, began: float) -> None:
+    def count_copy(self, number: int, began: float) -> None:
         """Count and publish a copy that was started. `number` copies are now running."""
         self.hedges += 1
         emit(CallHedged, self.host.name, number=number, delay=self.host.clock.now() - began)
 
-    def not_made(self, cause: str) -> None:
+    def count_skipped(self, cause: str) -> None:
         """Count a slow call that got no copy, and why."""
         self.stopped[cause] = self.stopped.get(cause, 0) + 1
 
     def give_back(self) -> None:
         """Return a permission that was not used."""
         self.policy._give_back()
-        self.copy_ended()
+        self.report_end()
 
-    def _against(self, left: float | None, now: float) -> str | None:
-        stats = self.host.stats
-        if left is not None:
-            # There must be time for a typical call.
-            typical = stats.quantile(0.5, now)
-            known = stats.latency.count >= ENOUGH_SAMPLES
-            if left <= (typical if known and typical is not None else 0.0):
-                return "deadline"
+    def _obstacle(self, left: float | None, now: float) -> str | None:
+        if left is not None and left <= self.host.stats.typical(now):
+            return "deadline"
         if not self.policy._try_hedge():
             return "cap"
         budget = self.policy.budget
@@ -261,11 +256,11 @@ class HedgeBound(Bound):
             return "budget"
         return None
 
-    def copy_ended(self) -> None:
+    def report_end(self) -> None:
         """Record that a copy beyond the first has ended."""
         self._note("retry_ended")
 
-    def failure_hidden(self, error: BaseException) -> None:
+    def report_hidden_failure(self, error: BaseException) -> None:
         """Record an error that the caller will not see. It is still a failure of the dependency."""
         if isinstance(error, Exception) and not isinstance(error, Rejected):
             self._note("failed")
@@ -327,7 +322,9 @@ class _Unfit(Driver):
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
+    def wrap(
+        self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
+    ) -> Callable[..., Any]:
         raise TypeError(self._why)
 
 

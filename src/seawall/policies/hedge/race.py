@@ -9,10 +9,12 @@ Tasks of one loop or threads report to it; the caller waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from seawall.errors import Rejected
 from seawall.runtime.call import was_withdrawn
+from seawall.runtime.driver import CallbackWaiter
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ class Race:
     def __init__(self, bound: HedgeBound, began: float) -> None:
         self._bound = bound
         self._mutex = Mutex()
-        self._watch: tuple[RaceWatch, Callable[[], bool]] | None = None
+        self._watch: tuple[Callable[[], bool], Callable[[], bool]] | None = None
+        """The condition that the caller waits for, and how to wake it."""
         self.began = began
         self.copies = 1
         self.running = 1
@@ -56,7 +59,7 @@ class Race:
     def not_started(self, number: int, cause: str) -> None:
         """Undo the copy that was to start now: it cannot, and must not be waited for."""
         self._bound.policy._give_back()
-        self._bound.not_made(cause)
+        self._bound.count_skipped(cause)
         self.ended(number)
 
     def returned(self, number: int, value: Any) -> bool:
@@ -69,7 +72,7 @@ class Race:
         if number > 1:
             self._bound.wins += 1
         if failure is not None:
-            self._bound.failure_hidden(failure)
+            self._bound.report_hidden_failure(failure)
         return True
 
     def failed(self, error: BaseException) -> None:
@@ -84,9 +87,9 @@ class Race:
             else:
                 hidden = error
         if hidden is not None:
-            bound.failure_hidden(hidden)
+            bound.report_hidden_failure(hidden)
 
-    def exits(self, error: BaseException) -> bool:
+    def record_exit(self, error: BaseException) -> bool:
         """Record an error that is not an `Exception`: it ends the race. False if already over."""
         with self._mutex:
             if self.over:
@@ -94,13 +97,13 @@ class Race:
             self.over, self.exit = True, error
             hidden, self.failure = self.failure, None
         if hidden is not None:
-            self._bound.failure_hidden(hidden)
+            self._bound.report_hidden_failure(hidden)
         return True
 
     def ended(self, number: int) -> None:
         """Record that a copy has ended, in whatever way, and wake the caller if necessary."""
         if number > 1:
-            self._bound.copy_ended()
+            self._bound.report_end()
         with self._mutex:
             self.running -= 1
             won = self.winner == number or self.exit is not None
@@ -121,41 +124,29 @@ class Race:
         return error
 
     def _ring(self) -> None:
-        if self._watch is not None and self._watch[0].satisfied():
+        if self._watch is not None and self._watch[0]():
             (_, wake), self._watch = self._watch, None
             wake()
 
+    def decision(self, until: float = inf) -> CallbackWaiter:
+        """Return a waiter for the decision, at most until `until`; it claims whether it came."""
+        return self._waiter(lambda: self.decided, until)
 
-class RaceWatch:
-    """Waits until the race is decided, or all copies have ended, or until a given time."""
+    def end_of_all(self) -> CallbackWaiter:
+        """Return a waiter for the end of all copies."""
+        return self._waiter(lambda: not self.running, inf)
 
-    __slots__ = ("_all", "_race", "until")
+    def _waiter(self, condition: Callable[[], bool], until: float) -> CallbackWaiter:
+        def join(wake: Callable[[], bool]) -> None:
+            with self._mutex:
+                self._watch = condition, wake
+                self._ring()
 
-    def __init__(self, race: Race, until: float | None = None, *, to_the_end: bool = False) -> None:
-        self._race = race
-        self._all = to_the_end
-        self.until = until
+        def leave(_wake: Callable[[], bool]) -> None:
+            with self._mutex:
+                self._watch = None
 
-    def satisfied(self) -> bool:
-        """Return whether there is nothing left to wait for."""
-        return not self._race.running if self._all else self._race.decided
-
-    def publish(self, wake: Callable[[], bool]) -> None:
-        """Wait for the next change of the race."""
-        race = self._race
-        with race._mutex:
-            race._watch = (self, wake)
-            race._ring()
-
-    def claim(self) -> bool:
-        """Return whether the condition is satisfied."""
-        self.abandon()
-        return self.satisfied()
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        with self._race._mutex:
-            self._race._watch = None
+        return CallbackWaiter(join, leave=leave, result=condition, until=until)
 
 
 def _refused(bound: HedgeBound, error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.context import deadline_var, live_scope
 from seawall.policies.hedge.policy import HedgeAccount
-from seawall.policies.hedge.race import Race, RaceWatch
+from seawall.policies.hedge.race import Race
 from seawall.policies.timeout.async_flow import ExpiryQueue
 from seawall.runtime.driver import wait_async
 from seawall.runtime.layers import Driver, Host, Kind
@@ -67,14 +67,10 @@ class TaskHedge(Driver):
             queue = self._queues[loop] = _Queue(loop, self.bound.host.clock, delay)
         return queue
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
-        """Return a function that runs `inner`, in copies if it is slow."""
-        return self.wrap_for(self.bound.host, inner, kind, function)
-
-    def wrap_for(
+    def wrap(
         self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
     ) -> Callable[..., Any]:
-        """Wrap for `host`: the guard, or the guard with its calls marked differently."""
+        """Return a function that runs `inner`, in copies if it is slow."""
         bound = self.bound
 
         async def hedged(*args: Any, **kwargs: Any) -> Any:
@@ -85,12 +81,12 @@ class TaskHedge(Driver):
             try:
                 value = await inner(*args, **kwargs)
             except BaseException as error:
-                copies.in_time()
+                copies.stop_copying()
                 if copies.race is None:
                     raise
                 failure = error
             else:
-                copies.in_time()
+                copies.stop_copying()
                 if copies.race is None:
                     return value
                 return await copies.first_returned(copies.race, value)
@@ -100,7 +96,7 @@ class TaskHedge(Driver):
                 del failure
 
         budget = bound.policy.budget
-        if budget is None or not bound.tells_budget:
+        if budget is None or not bound.reports_to_budget:
             return hedged
 
         async def accounted(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +131,7 @@ class TaskCopies:
         self._queue = queue = driver.queue(task.get_loop(), delay)
         queue.put(self)
 
-    def in_time(self) -> None:
+    def stop_copying(self) -> None:
         """Start no more copies."""
         self._queue.pending.pop(self, None)
 
@@ -168,7 +164,7 @@ class TaskCopies:
             race.ended(number)
 
         task.add_done_callback(ended)
-        self._bound.made(under_way, race.began)
+        self._bound.count_copy(under_way, race.began)
         if race.may_grow():
             queue.put(self)
 
@@ -186,7 +182,7 @@ class TaskCopies:
         except GeneratorExit:
             raise  # the loop and the caller are gone
         except BaseException as error:
-            if not race.exits(error):
+            if not race.record_exit(error):
                 raise  # it was cancelled by us, or there is no waiter any more
             self._cancel(besides=number)
             return
@@ -197,7 +193,7 @@ class TaskCopies:
 
     def _cancel(self, besides: int = 0) -> None:
         """Cancel all copies but one."""
-        self.in_time()
+        self.stop_copying()
         for number, task in list(self._tasks.items()):
             if number != besides:
                 task.cancel(LOST)
@@ -206,10 +202,10 @@ class TaskCopies:
             self._task.cancel(LOST)
 
     async def _dispose(self, value: Any) -> None:
-        waited_for = self._bound.dispose(value)
-        if hasattr(waited_for, "__await__"):
+        disposal = self._bound.dispose(value)
+        if hasattr(disposal, "__await__"):
             try:
-                await waited_for
+                await disposal
             except Exception as error:  # noqa: BLE001 - logged: the call has its answer
                 log_failure("guard %r: dispose failed", self._bound.host.name, error=error)
 
@@ -252,7 +248,7 @@ class TaskCopies:
         finally:
             del error  # Break the reference cycle between the exception and this frame.
         try:
-            await wait_async(RaceWatch(race), self._bound.host.clock)
+            await wait_async(race.decision(), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             race.close()
             return await self._stop(race, stopped)
@@ -262,7 +258,7 @@ class TaskCopies:
         """Return the winning value, or raise, when all copies have ended."""
         try:
             while race.running:
-                await wait_async(RaceWatch(race, to_the_end=True), self._bound.host.clock)
+                await wait_async(race.end_of_all(), self._bound.host.clock)
         except BaseException as stopped:  # noqa: BLE001 - raised when all copies have ended
             return await self._stop(race, stopped)
         if not race.winner:
@@ -284,7 +280,7 @@ class TaskCopies:
             self._cancel()
             while race.running:
                 try:
-                    await wait_async(RaceWatch(race, to_the_end=True), self._bound.host.clock)
+                    await wait_async(race.end_of_all(), self._bound.host.clock)
                 except asyncio.CancelledError:
                     self._cancel()
                 except BaseException:

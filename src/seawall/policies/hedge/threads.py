@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from seawall._failures import log_failure
 from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded
 from seawall.policies.hedge.policy import HedgeAccount
-from seawall.policies.hedge.race import Race, RaceWatch
+from seawall.policies.hedge.race import Race
 from seawall.runtime.call import Abandoned, current_trace, mark_withdrawn
 from seawall.runtime.driver import wait_sync
 from seawall.runtime.interpreter import count_refusal
@@ -33,14 +34,10 @@ class ThreadHedge(ThreadDriver):
         super().__init__(bound.host, pool, bound.policy.kind)
         self.bound = bound
 
-    def wrap(self, inner: Callable[..., Any], kind: Kind, function: object) -> Callable[..., Any]:
-        """Return a function that runs `inner`, in copies if it is slow."""
-        return self.wrap_for(self.host, inner, kind, function)
-
-    def wrap_for(
+    def wrap(
         self, host: Host, inner: Callable[..., Any], kind: Kind, function: object
     ) -> Callable[..., Any]:
-        """Wrap for `host`: the guard, or the guard with its calls marked differently."""
+        """Return a function that runs `inner`, in copies if it is slow."""
         bound = self.bound
 
         def hedged(*args: Any, **kwargs: Any) -> Any:
@@ -49,12 +46,12 @@ class ThreadHedge(ThreadDriver):
                 return inner(*args, **kwargs)
             copies = ThreadCopies(self, partial(inner, *args, **kwargs))
             if not copies.start(1):
-                bound.not_made("threads")
+                bound.count_skipped("threads")
                 return inner(*args, **kwargs)  # as without a hedge
             return copies.result(delay)
 
         budget = bound.policy.budget
-        if budget is None or not bound.tells_budget:
+        if budget is None or not bound.reports_to_budget:
             return hedged
 
         def accounted(*args: Any, **kwargs: Any) -> Any:
@@ -65,9 +62,9 @@ class ThreadHedge(ThreadDriver):
 
     def dispose(self, value: Any) -> None:
         """Dispose of an unwanted value."""
-        waited_for = self.bound.dispose(value)
-        if hasattr(waited_for, "__await__"):
-            getattr(waited_for, "close", bool)()
+        disposal = self.bound.dispose(value)
+        if hasattr(disposal, "__await__"):
+            getattr(disposal, "close", bool)()
             error = TypeError("dispose is async, the call is not")
             log_failure("guard %r: dispose failed", self.host.name, error=error)
 
@@ -106,7 +103,7 @@ class ThreadCopies:
                 race.failed(error)
                 return
             except BaseException as error:  # noqa: BLE001 - raised in the caller
-                race.exits(error)
+                race.record_exit(error)
                 return
             if not race.returned(number, value):
                 driver.dispose(value)
@@ -127,20 +124,18 @@ class ThreadCopies:
         race, driver = self._race, self._driver
         clock = driver.host.clock
         seconds = seconds_left()
-        ends = None if seconds is None else race.began + seconds
-        due: float | None = race.began + delay
+        ends = inf if seconds is None else race.began + seconds
+        due = race.began + delay
         error: BaseException | None = None
         try:
             while not race.decided:
-                instants = [at for at in (due, ends) if at is not None]
-                until = min(instants, default=None)
-                if wait_sync(RaceWatch(race, until), clock):
+                if wait_sync(race.decision(min(due, ends)), clock):
                     break
-                if until == ends:
+                if ends <= due:
                     error = self._out_of_time(seconds or 0.0)
                     break
-                left = None if ends is None else ends - clock.now()
-                due = until + delay if until is not None and self._start_another(left) else None
+                left = None if ends == inf else ends - clock.now()
+                due = due + delay if self._start_another(left) else inf
         except BaseException as stopped:
             self.give_up(stopped)
             raise
@@ -160,7 +155,7 @@ class ThreadCopies:
         """Start a copy if permitted. Return whether yet another may follow."""
         race, pool = self._race, self._driver.pool
         if pool.in_use >= pool.size:
-            self._driver.bound.not_made("threads")
+            self._driver.bound.count_skipped("threads")
             return False
         number = race.grow(left)
         if not number:
@@ -169,7 +164,7 @@ class ThreadCopies:
         if not self.start(number):
             race.not_started(number, "threads")  # another call took the last thread
             return False
-        self._driver.bound.made(under_way, race.began)
+        self._driver.bound.count_copy(under_way, race.began)
         return race.may_grow()
 
     def _out_of_time(self, seconds: float) -> BaseException | None:

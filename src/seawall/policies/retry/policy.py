@@ -28,10 +28,10 @@ from seawall.models.budget import Budget, SuccessDeposit
 from seawall.models.pressure import Pressure, RetryThresholds
 from seawall.policies.retry.conditions import On, read_on, transient
 from seawall.runtime.call import STREAMED, current_trace
-from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Kind, Next, Outcome
+from seawall.runtime.layers import FAILED, OK, UNUSED, Flow, Host, Next, Outcome
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import Bound, Policy
-from seawall.runtime.stats import ENOUGH_SAMPLES, FOLD_EVERY
+from seawall.runtime.stats import FOLD_EVERY
 
 if TYPE_CHECKING:
     from seawall.runtime.call import Call
@@ -223,7 +223,7 @@ class Retry(Policy):
         return self._types
 
     @property
-    def looks_at_values(self) -> bool:
+    def checks_values(self) -> bool:
         """Whether a returned value can lead to a retry."""
         return any(predicate is not transient for predicate in self._predicates)
 
@@ -232,12 +232,12 @@ class Retry(Policy):
         """Whether `on=` names a kind of `Rejected`."""
         return any(issubclass(kind, Rejected) for kind in self._types)
 
-    def wants(self, error: BaseException | None, value: Any) -> bool:
+    def is_retryable(self, error: BaseException | None, value: Any) -> bool:
         """Return whether a call that ended this way is worth another attempt."""
         if error is None:
             return any(predicate(None, value) for predicate in self._predicates)
         if isinstance(error, ExceptionGroup) and not isinstance(error, self._types):
-            return all(self.wants(leaf, None) for leaf in error.exceptions)
+            return all(self.is_retryable(leaf, None) for leaf in error.exceptions)
         if not isinstance(error, Exception):
             return False
         if isinstance(error, Rejected):
@@ -324,13 +324,9 @@ class RetryFlow(Flow, Bound):
             elif isinstance(budget.rule, SuccessDeposit):
                 self._deposit = budget.rule
                 self.leave = self._deposited
-        if policy.looks_at_values:
-            self.again = self._wants_value
+        if policy.checks_values:
+            self.again = self._is_value_retryable
         self.passes_refusals = not policy._retries_refusals
-
-    def layer(self, kind: Kind) -> RetryFlow:
-        """Return the flow, the same one for sync and async."""
-        return self
 
     def note_retried_by(self, guard: str) -> None:
         """Remember an outer guard that also retries, up to a maximum number."""
@@ -375,9 +371,9 @@ class RetryFlow(Flow, Bound):
         elif outcome is FAILED or (outcome is UNUSED and memory.failure is not None):
             self.failed_after_retry += 1
 
-    def _wants_value(self, value: Any) -> bool:
+    def _is_value_retryable(self, value: Any) -> bool:
         try:
-            return self.policy.wants(None, value)
+            return self.policy.is_retryable(None, value)
         except BaseException:  # noqa: BLE001 - it will raise again in settle, and is handled there
             return True
 
@@ -406,7 +402,7 @@ class RetryFlow(Flow, Bound):
             memory.retrying = False
             self._note("retry_ended", now)
         try:
-            todo = self._next(call, memory, now) if self._worth_another(call) else None
+            todo = self._next(call, memory, now) if self._is_worth_another(call) else None
         except BaseException as error:  # noqa: BLE001 - a user's own function (on, backoff...) failed
             todo = None
             if not (isinstance(error, Exception) and isinstance(call.error, Exception)):
@@ -420,11 +416,11 @@ class RetryFlow(Flow, Bound):
             if self.leave is not None:
                 self.leave(ticket, outcome, None, now)
             failure = None if memory is None else memory.failure
-            refused = "" if failure is None else self._prefer_real(call, failure)
+            refused = "" if failure is None else self._prefer_failure(call, failure)
             self._give_notes(call, memory, now, refused)
         return todo
 
-    def _prefer_real(self, call: Call, failure: BaseException) -> str:
+    def _prefer_failure(self, call: Call, failure: BaseException) -> str:
         """Raise the error of the attempt, not the refusal of the next one: a request was sent."""
         refusal = call.error
         if not isinstance(refusal, Rejected) or call.reached:
@@ -432,12 +428,12 @@ class RetryFlow(Flow, Bound):
         call.error = failure
         return f", the next was refused: {refusal}"
 
-    def _worth_another(self, call: Call) -> bool:
+    def _is_worth_another(self, call: Call) -> bool:
         if call.error is None:
             looked_at = not call.streaming and call.value is not STREAMED
-            return looked_at and self.policy.wants(None, call.value)
+            return looked_at and self.policy.is_retryable(None, call.value)
         started = call.reached or isinstance(call.error, Rejected)
-        return started and self.policy.wants(call.error, None)
+        return started and self.policy.is_retryable(call.error, None)
 
     def _next(self, call: Call, memory: _RetryMemory | None, now: float) -> Next | None:
         self._note("failed", now)
@@ -545,9 +541,7 @@ def _ends_too_late(call: Call, now: float, delay: float) -> bool:
     until = call.until()
     if until is None:
         return False
-    typical = call.host.stats.quantile(0.5, now)
-    known = call.host.stats.latency.count >= ENOUGH_SAMPLES
-    return now + delay + (typical if known and typical is not None else 0.0) >= until
+    return now + delay + call.host.stats.typical(now) >= until
 
 
 def _how(error: BaseException | None) -> dict[str, str]:
