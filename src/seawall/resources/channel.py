@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.context import give_up_at
@@ -352,10 +353,8 @@ class Channel(Generic[T]):
         try:
             if self._on_drop is not None:
                 self._on_drop(item)
-        except Exception:
-            import logging
-
-            logging.getLogger("seawall").exception("on_drop of channel %r failed", self.name)
+        except Exception:  # noqa: BLE001 - logged
+            log_failure("on_drop of channel %r failed", self.name)
 
     def _closed_error(self) -> ChannelClosed:
         return ChannelClosed(f"channel {self.name!r} is closed")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from math import inf
 from pathlib import Path
 from types import coroutine
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seawall import DeadlineExceeded, Overloaded, deadline, subscribe
+from seawall import DeadlineExceeded, Overloaded, deadline, snapshot, subscribe
 from seawall.events import CallRejected, SettingsChanged
 from seawall.resources import Serializer, Stripes
 from seawall.resources.contention.serializer import _Lane, _Turn
@@ -604,3 +605,23 @@ def test_a_serializer_has_a_name_and_something_to_change() -> None:
             Serializer(name=name)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Serializer.update\(\): it takes max_waiting, max_wait"):
         Serializer().update()
+
+
+def test_changed_settings_make_no_second_serializer() -> None:
+    """A listener of the change sees one object of that kind, and invalid values change nothing."""
+    serializer = Serializer(name="accounts")
+    seen: list[list[str]] = []
+    end = subscribe(lambda _event: seen.append(names()), SettingsChanged)
+
+    def names() -> list[str]:
+        return [shown["name"] for shown in snapshot().get("serializer", ())]
+
+    before = names()
+    try:
+        serializer.update(max_waiting=1)
+    finally:
+        end()
+    assert seen == [before]
+    with pytest.raises(TypeError):
+        serializer.update(max_wait=2.0, max_keys="many")  # type: ignore[arg-type]
+    assert serializer.max_wait == inf

@@ -22,7 +22,7 @@ from seawall import (
 from seawall.events import CallRejected, ThreadAbandoned
 from seawall.resources import CpuPool, IoPool
 from seawall.resources.executors import executors
-from seawall.resources.executors.thread_calls import ClosableThreads, Errand
+from seawall.resources.executors.thread_calls import ClosableThreads, ExecutorCall
 from seawall.testing import run_virtual, virtual_time
 from tests.support import falsified, let_pass, quarters
 from tests.support_processes import in_thread, until
@@ -303,7 +303,7 @@ def test_without_the_look_at_the_deadline_expired_work_would_start(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Do not look at the deadline, and the property is falsified."""
-    monkeypatch.setattr(Errand, "_check_deadline", lambda _: None)
+    monkeypatch.setattr(ExecutorCall, "_check_deadline", lambda _: None)
     assert falsified(_check_late_start, LATE)
 
 
@@ -476,7 +476,7 @@ def test_a_cancelled_close_closes_all_the_same(blocked):
 
     assert asyncio.run(main())
     assert pool.pool.state == "closed"
-    assert not pool.pool._leavers
+    assert not pool.pool._shared.idle_wakes
     blocked.go_on.set()
     running.join(WAIT)
 
@@ -490,7 +490,7 @@ def test_closing_does_not_depend_on_a_loop_that_is_gone(blocked):
         loop.run_until_complete(let_pass(0.0))
     loop.close()
     closer, closed = in_thread(pool.close, float("inf"))
-    until(lambda: pool.pool._leavers)
+    until(lambda: pool.pool._shared.idle_wakes)
     blocked.go_on.set()
     closer.join(WAIT)
     assert closed == [True]

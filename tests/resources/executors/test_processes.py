@@ -236,7 +236,7 @@ def test_a_dead_process_is_replaced_at_once():
     with CpuPool("cpu", workers=1) as pool:
         with pytest.raises(WorkerDied):
             pool.run(os._exit, 3)
-        assert len(pool._crew._idle) == 1
+        assert len(pool._processes._idle) == 1
 
 
 def test_a_dead_process_is_noticed_though_its_child_holds_the_pipe(
@@ -260,7 +260,7 @@ def test_an_interrupt_is_for_the_parent(pool):
 def test_a_process_that_died_at_rest_is_replaced_unnoticed(pool, replaced):
     """Its next item goes to another process, and succeeds."""
     _quiet(pool)
-    for worker in list(pool._crew._idle):
+    for worker in list(pool._processes._idle):
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.join(WAIT)
     assert pool.run(math.factorial, 3) == 6
@@ -302,15 +302,15 @@ def test_a_process_is_killed_when_nobody_waits_for_it(pool, fifo, replaced, ends
 
 
 def test_the_collector_may_give_up_a_call_at_any_moment(pool, fifo):
-    """Even in the thread that looks at its process just then, or changes the crew's state."""
+    """Even in the thread that looks at its process just then, or changes the processes's state."""
     _quiet(pool)
-    crew = pool._crew
+    workers = pool._processes
     item = processes.ProcessCall(there.hang, (fifo,), {})
-    busy, result = in_thread(crew.carry_out, item)
+    busy, result = in_thread(workers.carry_out, item)
     with Path(fifo).open() as stream:
         _begun(stream)
-        with item.worker._lock, crew._mutex:
-            assert crew.give_up(item)
+        with item.worker._lock, workers._mutex:
+            assert workers.give_up(item)
             assert not item.given_up  # put off until that change is done
         assert stream.read() == ""
     busy.join(WAIT)
@@ -388,7 +388,7 @@ def test_processes_that_die_as_they_start_are_not_started_for_ever(
         assert (len(started), refused.value.retry_after) == (4, 1.0)
     clock.advance(1.0)
     assert pool.run(math.factorial, 3) == 6
-    assert pool._crew._failed_starts == 0
+    assert pool._processes._failed_starts == 0
     assert (pool.snapshot()["rejected"], pool.snapshot()["failed"]) == (3, 0)
     pool.close()
 
@@ -435,7 +435,7 @@ def test_closing_ends_the_processes(fifo):
     busy.join(WAIT)
     assert isinstance(result[0], WorkerDied)
     assert str(result[0]).startswith("executor 'closed' was closed while it ran")
-    assert not pool._crew._all
+    assert not pool._processes._all
     for process in (pid, idle):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
@@ -459,17 +459,17 @@ def test_async_closing_ends_the_processes():
 def test_async_closing_needs_no_thread_of_the_loop(ends, monkeypatch: pytest.MonkeyPatch):
     """A default executor that is shut down does not hold it up; if cancelled, it kills."""
     go_on = threading.Event()
-    really = processes.Crew.stop
+    really = processes.WorkerProcesses.stop
 
     async def main():
         loop = asyncio.get_running_loop()
         closing = asyncio.Event()
 
-        def slowly(crew, *, kill=False):
+        def slowly(workers, *, kill=False):
             if not kill:
                 loop.call_soon_threadsafe(closing.set)
                 assert go_on.wait(WAIT)
-            really(crew, kill=kill)
+            really(workers, kill=kill)
 
         pool = CpuPool("closed", workers=1)
         pid = await pool.arun(os.getpid)
@@ -477,7 +477,7 @@ def test_async_closing_needs_no_thread_of_the_loop(ends, monkeypatch: pytest.Mon
         if ends == "by itself":
             assert await pool.aclose()
             return pid
-        monkeypatch.setattr(processes.Crew, "stop", slowly)
+        monkeypatch.setattr(processes.WorkerProcesses, "stop", slowly)
         task = asyncio.create_task(pool.aclose())
         await closing.wait()
         task.cancel()

@@ -155,11 +155,11 @@ def test_a_dead_process_in_use_would_cost_others_their_items(monkeypatch: pytest
         def is_ready(self) -> bool:
             return True
 
-    def keep(crew: processes.Crew, worker: Any, item: Any) -> WorkerDied:
-        crew._put_back(worker)
+    def keep(workers: processes.WorkerProcesses, worker: Any, item: Any) -> WorkerDied:
+        workers._put_back(worker)
         return WorkerDied(str(item))
 
-    monkeypatch.setattr(processes.Crew, "_lost", keep)
+    monkeypatch.setattr(processes.WorkerProcesses, "_lost", keep)
     assert falsified(lambda programs: _check_deaths(programs, Undying), PROGRAMS)
 
 

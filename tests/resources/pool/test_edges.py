@@ -188,7 +188,7 @@ def test_slow_validates_share_the_time_of_one_connect():
 def test_without_the_bound_each_idle_resource_takes_its_time(monkeypatch: pytest.MonkeyPatch):
     """Go on asking after the first that hung, and one borrower waits for all of them."""
     monkeypatch.setattr(
-        "seawall.resources.pool.lending._Visit.doubt",
+        "seawall.resources.pool.lending._Search.doubt",
         property(lambda _: None, _ignore),
         raising=True,
     )
@@ -307,7 +307,7 @@ def _close_in_the_middle_of_a_return(method: str, monkeypatch: pytest.MonkeyPatc
     if method == "take_back":
         with pool.borrow():
             pass  # from now on nobody looks whether there are too many
-    lay_down = Lending.lay_down
+    lay_down = Lending.put_idle
     answers: list[bool] = []
     closer = threading.Thread(target=lambda: answers.append(pool.close(timeout=PATIENCE)))
 
@@ -318,13 +318,13 @@ def _close_in_the_middle_of_a_return(method: str, monkeypatch: pytest.MonkeyPatc
         lay_down(lending, resource, now, borrower)
 
     with pool.borrow():
-        monkeypatch.setattr(Lending, "lay_down", late)
+        monkeypatch.setattr(Lending, "put_idle", late)
     closer.join(PATIENCE)
     assert answers == [True]
     assert (open_wires(), pool.in_use) == (0, 0)
 
 
-@pytest.mark.parametrize("method", ["take_back", "_sort_out"])
+@pytest.mark.parametrize("method", ["take_back", "_keep_or_close"])
 def test_a_return_that_races_the_end_of_the_pool_is_closed(
     method: str, monkeypatch: pytest.MonkeyPatch
 ):

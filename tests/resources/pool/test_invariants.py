@@ -248,7 +248,7 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 def _keep_all(lending: Lending, resource: Any, *_: Any, **__: Any) -> None:
-    lending.lay_down(resource, lending.clock.now())
+    lending.put_idle(resource, lending.clock.now())
 
 
 def _free_at_once(stock: Stock, resource: Any, *_: Any, **__: Any) -> None:

@@ -52,9 +52,7 @@ class Serializer:
         if not isinstance(name, str) or not name:
             raise TypeError(f"Serializer(name={name!r}): write a name, such as 'accounts'")
         self.name = name
-        self.max_waiting = check.count("max_waiting", max_waiting, minimum=0)
-        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
-        self.max_keys = check.count("max_keys", max_keys)
+        self._set(max_waiting=max_waiting, max_wait=max_wait, max_keys=max_keys)
         self._stripes = None if stripes is None else check.count("stripes", stripes)
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._lanes: dict[Hashable, _Lane] = {}
@@ -120,10 +118,16 @@ class Serializer:
         changes: dict[str, Any] = {name: new for name, new in given.items() if new is not None}
         if not changes:
             raise TypeError(f"Serializer.update(): it takes {', '.join(given)}")
-        checked = Serializer(**changes)
-        for setting in changes:
-            setattr(self, setting, getattr(checked, setting))
+        today = {setting: getattr(self, setting) for setting in given}
+        self._set(**{**today, **changes})
         emit(SettingsChanged, self.name, policy="serializer", changes=changes)
+
+    def _set(self, *, max_waiting: int, max_wait: float, max_keys: int) -> None:
+        """Apply these settings; invalid ones raise and change nothing."""
+        check.count("max_waiting", max_waiting, minimum=0)
+        check.count("max_keys", max_keys)
+        self.max_wait = check.seconds("max_wait", max_wait, zero=True, infinite=True)
+        self.max_waiting, self.max_keys = max_waiting, max_keys
 
     def snapshot(self) -> dict[str, Any]:
         """Return the numbers of held keys, waiters and refusals."""

@@ -22,13 +22,13 @@ from seawall import registry
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.errors import Rejected
 from seawall.models.pooling import pool_size
-from seawall.resources.executors.messages import Luggage, ProcessCall
-from seawall.resources.executors.processes import Crew
+from seawall.resources.executors.messages import ContextValues, ProcessCall
+from seawall.resources.executors.processes import WorkerProcesses
 from seawall.resources.executors.thread_calls import (
     ClosableThreads,
-    Errand,
+    ExecutorCall,
     ExecutorHost,
-    ProcessErrand,
+    ProcessExecutorCall,
 )
 from seawall.runtime.batch import Batch, Room, arun_batch, asettled, run_batch, settled
 from seawall.runtime.driver import CallbackWaiter, held_time, wait_async, wait_sync
@@ -62,7 +62,7 @@ class _Executor:
         self._clock = current_clock() if clock is None else check_clock(clock)
         self._host = ExecutorHost(name, self._clock)
         self.pool = ClosableThreads(workers, queue, name)
-        self._crew: Crew | None = None
+        self._processes: WorkerProcesses | None = None
         registry.enter(self, "executor", name)
 
     @property
@@ -72,20 +72,13 @@ class _Executor:
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function(*args, **kwargs)` in a worker, and block this thread until it is done."""
-        errand = self._errand(function, args, kwargs)
-        try:
-            return cast("T", errand.run())
-        finally:
-            self.pool.look()
+        return cast("T", self._new_call(function, args, kwargs).run())
 
     async def arun(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function(*args, **kwargs)` in a worker, and suspend this task until it is done."""
-        errand = self._errand(function, args, kwargs)
-        try:
-            with held_time():
-                return cast("T", await errand.arun())
-        finally:
-            self.pool.look()
+        call = self._new_call(function, args, kwargs)
+        with held_time():
+            return cast("T", await call.arun())
 
     def map(
         self, function: Callable[[A], T], items: Iterable[A], /, *, concurrency: int | None = None
@@ -134,7 +127,7 @@ class _Executor:
             "in_flight": self.pool.in_use,
             "waiting": self.pool.queued,
             "abandoned": self.pool.abandoned,
-            "replaced": 0 if self._crew is None else self._crew.replaced,
+            "replaced": 0 if self._processes is None else self._processes.replaced,
             **{name: known[name] for name in counts},
         }
 
@@ -178,18 +171,18 @@ class _Executor:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await (self.aclose() if error is None else self.aclose(0.0))
 
-    def _errand(
+    def _new_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Errand:
+    ) -> ExecutorCall:
         plain = isinstance(function, type) or (callable(function) and kind_of(function) == "sync")
         if not plain:
             raise TypeError(
                 f"{function!r}: pass a plain function; an async one is awaited as it is"
             )
         item = ProcessCall(function, args, kwargs)
-        if self._crew is None:
-            return Errand(self._host, self.pool, self._policy, item)
-        return ProcessErrand(self._host, self.pool, self._policy, item, self._crew)
+        if self._processes is None:
+            return ExecutorCall(self._host, self.pool, self._policy, item)
+        return ProcessExecutorCall(self._host, self.pool, self._policy, item, self._processes)
 
     def _check_open(self) -> None:
         if self.pool.state != "open":
@@ -209,8 +202,8 @@ class _Executor:
         self.pool.shut("closed")
         self.pool.refuse_queued()
         self.pool.stop()
-        if self._crew is not None:
-            self._crew.stop(kill=kill)
+        if self._processes is not None:
+            self._processes.stop(kill=kill)
 
     def _end_in_thread(self, wake: Callable[[], bool]) -> None:
         """Call `_end`, then `wake`, in a separate thread: the loop's threads may all be busy."""
@@ -253,14 +246,16 @@ class CpuPool(_Executor):
         super().__init__(name, size, max_queue, clock)
         check.choice("kind", kind, ("process", "thread"))
         check.choice("start", start, ("spawn", "forkserver"))
-        luggage = Luggage(context)
+        context_values = ContextValues(context)
         if kind == "process":
-            self._crew = Crew(name, self._policy, start, luggage, self._clock)
+            self._processes = WorkerProcesses(
+                name, self._policy, start, context_values, self._clock
+            )
 
     @property
     def kind(self) -> Literal["process", "thread"]:
         """Where functions run."""
-        return "thread" if self._crew is None else "process"
+        return "thread" if self._processes is None else "process"
 
     def __repr__(self) -> str:
         return (

@@ -31,7 +31,7 @@ TRACE_LENGTH: Final = 10_000  # characters of a returned traceback; its end is k
 
 @dataclass(slots=True, eq=False, repr=False)
 class ProcessCall:
-    """One call for a worker process; its owner changes under the crew's mutex."""
+    """One call for a worker process; its owner changes under the mutex of its executor."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -61,7 +61,7 @@ class ProcessCall:
         return text if len(text) <= ITEM_LENGTH else f"{text[: ITEM_LENGTH - 3]}..."
 
 
-class Luggage:
+class ContextValues:
     """The user's context variables that are passed with each item."""
 
     def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
@@ -94,7 +94,7 @@ def _address(var: ContextVar[Any]) -> tuple[str, str]:
 # --- In the parent ---
 
 
-def pack(item: ProcessCall, luggage: Luggage) -> Any:
+def pack(item: ProcessCall, context_values: ContextValues) -> Any:
     """Pickle `item` and its caller's context, or raise TypeError."""
     from multiprocessing.reduction import ForkingPickler
 
@@ -109,7 +109,7 @@ def pack(item: ProcessCall, luggage: Luggage) -> Any:
     }
     try:
         return ForkingPickler.dumps(
-            (item.function, item.args, item.kwargs, carried, luggage.values())
+            (item.function, item.args, item.kwargs, carried, context_values.values())
         )
     except Exception as error:
         raise TypeError(

@@ -18,7 +18,7 @@ from seawall.context import seconds_left
 from seawall.errors import DeadlineExceeded, Rejected, WorkerDied
 from seawall.events import WorkerReplaced
 from seawall.events.bus import emit
-from seawall.resources.executors.messages import Luggage, ProcessCall, pack, serve, unpack
+from seawall.resources.executors.messages import ContextValues, ProcessCall, pack, serve, unpack
 from seawall.runtime.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -114,16 +114,18 @@ class _Worker:
         process._children.discard(self.process)  # type: ignore[attr-defined]
 
 
-class Crew:
+class WorkerProcesses:
     """The processes of one executor: at most one for each thread that needs one."""
 
-    def __init__(self, name: str, policy: str, method: str, luggage: Luggage, clock: Clock) -> None:
+    def __init__(
+        self, name: str, policy: str, method: str, context_values: ContextValues, clock: Clock
+    ) -> None:
         """Start no process yet. `name` and `policy` appear in refusals and events."""
         self.name = name
         self.replaced = 0  # number of processes that died and were, or will be, replaced
         self._policy = policy
         self._method = method
-        self._luggage = luggage
+        self._context_values = context_values
         self._clock = clock
         self._begin()
         survives_fork(self)
@@ -144,8 +146,8 @@ class Crew:
         """Run `item` in a process, from a worker thread; raise its error, or `WorkerDied`."""
         worker = self._take()
         try:
-            message = pack(item, self._luggage)
-            self._hand(item, worker)
+            message = pack(item, self._context_values)
+            self._assign(item, worker)
         except BaseException:
             self._put_back(worker)
             raise
@@ -244,7 +246,7 @@ class Crew:
             retry_after=pause,
         )
 
-    def _hand(self, item: ProcessCall, worker: _Worker) -> None:
+    def _assign(self, item: ProcessCall, worker: _Worker) -> None:
         """Assign `item` to `worker`; raise if its caller gave up or the deadline passed."""
         left = seconds_left()
         if left is not None and left <= 0:
@@ -320,7 +322,7 @@ def _how(exit_code: int | None) -> str:
         return f"killed by signal {-exit_code}"
 
 
-_live: Final[WeakSet[Crew]] = WeakSet()
+_live: Final[WeakSet[WorkerProcesses]] = WeakSet()
 _exits_with: set[int] = set()  # IDs of processes in which the exit handler is registered
 
 
@@ -342,5 +344,5 @@ def _end_with_the_interpreter() -> None:
 
 
 def _at_exit() -> None:
-    for crew in list(_live):
-        crew.stop(kill=True)
+    for processes in list(_live):
+        processes.stop(kill=True)

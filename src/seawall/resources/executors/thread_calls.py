@@ -6,7 +6,6 @@ that refuse themselves in time, threads that can be closed, and processes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Literal, NoReturn, cast
@@ -15,7 +14,7 @@ from seawall.clock import Clock
 from seawall.context import seconds_left
 from seawall.errors import BulkheadFull, DeadlineExceeded, Rejected
 from seawall.resources.executors.messages import ProcessCall
-from seawall.resources.executors.processes import Crew
+from seawall.resources.executors.processes import WorkerProcesses
 from seawall.runtime.call import Abandoned, job_var, mark_withdrawn
 from seawall.runtime.driver import CallbackWaiter
 from seawall.runtime.interpreter import count_refusal
@@ -41,10 +40,6 @@ class ClosableThreads(WorkerPool):
     def __init__(self, size: int, queue: int, name: str) -> None:
         super().__init__(size, queue, name)
         self.state: Literal["open", "closing", "closed"] = "open"
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._leavers: deque[Callable[[], bool]] = deque()
 
     @property
     def idle(self) -> bool:
@@ -73,33 +68,26 @@ class ClosableThreads(WorkerPool):
             if job.run():
                 shared.freed()
                 job.finished()
+                shared.wake_if_idle()
 
     def until_idle(self, until: float) -> CallbackWaiter:
         """Return a waiter for the end of all work; it claims whether that has come."""
+        shared = self._shared
 
         def join(wake: Callable[[], bool]) -> None:
-            self._leavers.append(wake)
-            self.look()
+            shared.idle_wakes.append(wake)
+            shared.wake_if_idle()
 
         def leave(wake: Callable[[], bool]) -> None:
             try:
-                self._leavers.remove(wake)
+                shared.idle_wakes.remove(wake)
             except ValueError:
                 pass  # another thread has woken it
 
         return CallbackWaiter(join, leave=leave, result=lambda: self.idle, until=until)
 
-    def look(self) -> None:
-        """Wake the waiters for the end of all work, if it has come."""
-        while self._leavers and self.idle:
-            try:
-                wake = self._leavers.pop()
-            except IndexError:  # another thread was faster
-                return
-            wake()
 
-
-class Errand(ThreadDriver):
+class ExecutorCall(ThreadDriver):
     """One call, run by one of the threads of an executor."""
 
     whose = "executor"
@@ -185,22 +173,6 @@ class Errand(ThreadDriver):
             self.host.stats.fail(error, self.host.clock.now())
         return error
 
-    def _submit(
-        self,
-        inner: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        done: Callable[[], object],
-        *,
-        in_task: bool,
-    ) -> tuple[ThreadJob, float | None]:
-        def ended() -> None:
-            done()
-            # Needed here too: a caller whose loop was closed never calls `look` itself.
-            self.pool.look()
-
-        return super()._submit(inner, args, kwargs, ended, in_task=in_task)
-
     def _give_up(self, job: ThreadJob, error: BaseException) -> None:
         left = self.pool.give_up(job)
         if left is not True:
@@ -208,7 +180,7 @@ class Errand(ThreadDriver):
         self._left_running(left, error)
 
 
-class ProcessErrand(Errand):
+class ProcessExecutorCall(ExecutorCall):
     """One call, run by one of the processes of an executor; the thread only waits for it."""
 
     def __init__(
@@ -217,13 +189,13 @@ class ProcessErrand(Errand):
         threads: ClosableThreads,
         policy: str,
         item: ProcessCall,
-        crew: Crew,
+        processes: WorkerProcesses,
     ) -> None:
         super().__init__(host, threads, policy, item)
-        self._crew = crew
+        self._processes = processes
 
     def _carry_out(self) -> Any:
-        return self._crew.carry_out(self._item)
+        return self._processes.carry_out(self._item)
 
     def _count_failure(self, error: BaseException) -> None:
         if isinstance(error, Rejected) and not self._item.sent:
@@ -233,12 +205,12 @@ class ProcessErrand(Errand):
 
     def late(self, seconds: float, *, began: bool) -> BaseException:
         """Return the error; a call that was given to no process has not started."""
-        return super().late(seconds, began=began and self._crew.give_up(self._item))
+        return super().late(seconds, began=began and self._processes.give_up(self._item))
 
     def _left_running(self, left: object, error: BaseException) -> None:
         if left is True:
             return
-        if isinstance(left, Abandoned) and self._crew.give_up(self._item):
+        if isinstance(left, Abandoned) and self._processes.give_up(self._item):
             left.attach(error)  # until the process has ended
         else:
             mark_withdrawn(error)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from seawall._failures import described
 from seawall.context import deadline_var
-from seawall.resources.pool.steps import drop
+from seawall.models.contention import drop
 from seawall.runtime.process import running_loop
 
 if TYPE_CHECKING:

@@ -85,13 +85,13 @@ class Lending:
         self._chance = chance
         self._now = clock.now
         self.follow(upkeep.settings)
-        self.as_it_is = validate is None  # whether an idle resource may be lent without validation
+        self.skips_validation = validate is None  # whether an idle resource is lent as it is
 
     def follow(self, settings: PoolSettings) -> None:
         """Apply these settings from now on."""
         self.settings = self.upkeep.settings = settings
         self._idle_seconds = inf if settings.idle_timeout is None else settings.idle_timeout
-        self.keeping = False  # whether an intact resource is kept without a look at the size
+        self.keeps_intact = False  # whether an intact resource is kept without a look at the size
 
     def shorten(self, now: float) -> None:
         """Limit the remaining idle time and life of existing resources, counted from now."""
@@ -101,14 +101,13 @@ class Lending:
             resource.idle_until = min(resource.idle_until, now + self._idle_seconds, dies_at)
 
     def _lifetime(self) -> float:
-        longest = self.settings.max_lifetime
-        return inf if longest is None else lifetime(longest, self._chance())
+        return lifetime(self.settings.max_lifetime, self._chance())
 
     # --- Lending ---
 
     def lend_idle(self, borrower: Borrower, loop: AbstractEventLoop | None) -> Resource | None:
         """Lend an idle resource that needs no validation; return None if there is none."""
-        if not self.as_it_is:
+        if not self.skips_validation:
             return None
         if deadline_passed():
             return None
@@ -152,7 +151,7 @@ class Lending:
         if not self._take_slot(borrower):
             resource = yield from self._exhausted(began, loop, borrower)
         if resource is None:
-            resource = yield from self._fit(began, loop, borrower)
+            resource = yield from self._usable(began, loop, borrower)
         borrower.resource = resource
         resource.borrower = borrower.place
         resource.since = self._now()
@@ -194,26 +193,26 @@ class Lending:
         longest = max(0.0, self.settings.checkout_timeout - so_far)
         return self._slots, self.clock, self._now(), longest, self.turned_away
 
-    def _fit(
+    def _usable(
         self, began: float, loop: AbstractEventLoop | None, borrower: Borrower
     ) -> Generator[Request, Any, Resource]:
         """Return a usable resource for a borrower with a slot; on failure give the slot back."""
-        visit = _Visit(borrower)
+        search = _Search(borrower)
         try:
             while True:
                 self.check_open()
-                found = yield from self._find(loop, visit)
+                found = yield from self._find(loop, search)
                 if found is None:
                     closing = self._stock.adopt()
                 else:
                     resource, trouble = found
                     if trouble is None:
                         return resource
-                    closing = self._remove(resource, trouble, loop, visit)
+                    closing = self._remove(resource, trouble, loop, search)
                     borrower.resource = None
                 if closing is not None:
                     borrower.has_slot = False
-                    waiting = self._waiting(self._now() - began - visit.asked)
+                    waiting = self._waiting(self._now() - began - search.validating)
                     yield from _waited(_ClosingWaiter(closing, *waiting), self.upkeep)
                     borrower.has_slot = True
         except BaseException:
@@ -237,36 +236,36 @@ class Lending:
                 self._give_up_slot(borrower)
 
     def _find(
-        self, loop: AbstractEventLoop | None, visit: _Visit
+        self, loop: AbstractEventLoop | None, search: _Search
     ) -> Generator[Request, Any, tuple[Resource, str | None] | None]:
         """Return an idle or new resource and what is wrong with it; None if there is neither."""
         trouble = None
-        borrower = visit.borrower
-        if visit.doubt is None:
+        borrower = search.borrower
+        if search.doubt is None:
             self._stock.lend(loop, borrower)
         resource = borrower.resource
         if resource is None:
             resource = self._stock.reserve(self.settings.max_size, borrower)
             if resource is None:
                 evicted = self._stock.evict(loop)
-                if evicted is None and visit.doubt is not None:
+                if evicted is None and search.doubt is not None:
                     doubtful = self._stock.pop(loop)
-                    return None if doubtful is None else (doubtful, visit.doubt)
+                    return None if doubtful is None else (doubtful, search.doubt)
                 return evicted
             yield from self._made(resource, "connect", self._connect, loop, borrower=borrower)
         else:
-            trouble = yield from self._trouble(resource, visit)
+            trouble = yield from self._trouble(resource, search)
         return resource, "closed" if self.closed else trouble
 
     def _remove(
-        self, resource: Resource, cause: str, loop: AbstractEventLoop | None, visit: _Visit
+        self, resource: Resource, cause: str, loop: AbstractEventLoop | None, search: _Search
     ) -> Closing | None:
         """Close a resource; return the closing if the borrower has to wait for its end."""
         if cause == "leaked":
             self.upkeep.report(resource)
         stock = self._stock
         idle = stock.stacks.get(loop) or stock.anywhere
-        another = stock.size < self.settings.max_size or (visit.doubt is None and idle)
+        another = stock.size < self.settings.max_size or (search.doubt is None and idle)
         if another and self._slots.take():
             stock.retire(resource, cause)
             return None
@@ -312,7 +311,7 @@ class Lending:
         if resource.pooled:
             resource.dies_at = self._now() + self._lifetime()
 
-    def _trouble(self, resource: Resource, visit: _Visit) -> Generator[Request, Any, str | None]:
+    def _trouble(self, resource: Resource, search: _Search) -> Generator[Request, Any, str | None]:
         """Return why an idle resource cannot be lent, or None. Clean up if interrupted."""
         now = self._now()
         if now >= resource.dies_at:
@@ -320,7 +319,7 @@ class Lending:
         spare = len(self._stock.live) - self.settings.min_size
         if now >= resource.idle_until and spare > 0:
             if spare > 1:
-                visit.doubt = "idle"  # those below have been idle even longer
+                search.doubt = "idle"  # those below have been idle even longer
             return "idle"
         if self._validate is None:
             return None
@@ -328,9 +327,9 @@ class Lending:
         # answering would cost the full limit for each resource.
         limit = self.settings.connect_timeout
         try:
-            seconds = self.time_left(None if limit is None else limit - visit.asked)
+            seconds = self.time_left(None if limit is None else limit - search.validating)
         except Rejected:
-            self.lay_down(resource, now, visit.borrower)
+            self.put_idle(resource, now, search.borrower)
             raise
         work = Work(self.name, "validate", seconds, self._validate, (resource.value,))
         try:
@@ -339,11 +338,11 @@ class Lending:
             self.note_timeout(work)
             valid = False
         except BaseException:
-            self._drop(visit.borrower)
+            self._drop(search.borrower)
             raise
-        visit.asked += self._now() - now
-        if work.expired or (limit is not None and visit.asked >= limit):
-            visit.doubt = "invalid"
+        search.validating += self._now() - now
+        if work.expired or (limit is not None and search.validating >= limit):
+            search.doubt = "invalid"
         return None if valid else "invalid"
 
     def fill(self, loop: AbstractEventLoop | None) -> Generator[Request, Any, None]:
@@ -370,14 +369,14 @@ class Lending:
         now = self._now()
         if resource.since is not None:
             self._used.append(now - resource.since)
-        if error is None and self.keeping and now < resource.dies_at:
-            self.lay_down(resource, now, borrower)
+        if error is None and self.keeps_intact and now < resource.dies_at:
+            self.put_idle(resource, now, borrower)
         else:
-            self._sort_out(resource, error, now, borrower)
+            self._keep_or_close(resource, error, now, borrower)
         if now >= self.upkeep.due:
             self.upkeep.look(now)
 
-    def lay_down(self, resource: Resource, now: float, borrower: Borrower | None = None) -> None:
+    def put_idle(self, resource: Resource, now: float, borrower: Borrower | None = None) -> None:
         """Put a resource on its idle stack and give its slot back."""
         until = now + self._idle_seconds
         dies_at = resource.dies_at
@@ -396,10 +395,10 @@ class Lending:
 
     def close_idle(self) -> None:
         """Close the idle resources of a closed pool."""
-        while (idle := self._stock.spare()) is not None:
+        while (idle := self._stock.take_oldest()) is not None:
             self._stock.retire(idle, "closed", slot=self._slots.take())
 
-    def _sort_out(
+    def _keep_or_close(
         self, resource: Resource, error: BaseException | None, now: float, borrower: Borrower | None
     ) -> None:
         if error is DISCARDED:
@@ -419,8 +418,8 @@ class Lending:
         elif len(self._stock.live) > self.settings.max_size:
             cause = "surplus"
         else:
-            self.keeping = True
-            self.lay_down(resource, now, borrower)
+            self.keeps_intact = True
+            self.put_idle(resource, now, borrower)
             return
         self._stock.retire(resource, cause, slot=resource.pooled)
         if borrower is not None:
@@ -503,11 +502,11 @@ class Lending:
 
 
 @dataclass(slots=True, eq=False)
-class _Visit:
+class _Search:
     """State of one borrower with a slot while it looks for a usable resource."""
 
     borrower: Borrower
-    asked: float = 0.0  # seconds spent on validation so far
+    validating: float = 0.0  # seconds spent on validation so far
     doubt: str | None = None  # why it skips idle resources: the cause to close them
 
 

@@ -222,7 +222,7 @@ class Pool(Generic[T]):
         if waits_here and stock.needs_running_loop():
             raise RuntimeError(f"pool {self.name!r}: write `await pool.aclose()` in its event loop")
         self._lending.closed = True
-        self._lending.as_it_is = self._lending.keeping = False
+        self._lending.skips_validation = self._lending.keeps_intact = False
         with slots.mutex:
             while (waiter := slots.queue.pop()) is not None:
                 waiter.turn_away("no room")

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from seawall.clock import Clock
 from seawall.context import deadline
 from seawall.errors import TimedOut
+from seawall.models.contention import drop
 from seawall.runtime.driver import adrive, drive, wait_async, wait_sync
 from seawall.runtime.layers import Waiter
 
@@ -100,9 +101,3 @@ def _result_of(awaitable: Any) -> Any:
     if isfuture(awaitable) and awaitable.done() and not awaitable.cancelled():
         return awaitable.result() if awaitable.exception() is None else NOTHING
     return NOTHING
-
-
-def drop(result: Any) -> None:
-    """Close a coroutine that cannot be run, to avoid the warning that it was never awaited."""
-    if hasattr(result, "close"):
-        result.close()

@@ -95,7 +95,7 @@ class Upkeep:
                 break
             self.report(lost)
             yield lost, "leaked", True
-        while len(stock.live) > settings.max_size and (spare := stock.spare()) is not None:
+        while len(stock.live) > settings.max_size and (spare := stock.take_oldest()) is not None:
             yield spare, "surplus", slots.take()
 
     def report(self, resource: Resource) -> None:
