@@ -413,7 +413,7 @@ def test_no_history_forgets_an_offender(history: list[tuple[str, int]]):
 
 def test_without_its_rule_a_family_forgets_offenders(monkeypatch: pytest.MonkeyPatch):
     """It is the rule of who may go that keeps them."""
-    monkeypatch.setattr(family._Member, "may_go", lambda _self, _now: True)
+    monkeypatch.setattr(family._Member, "is_evictable", lambda _self, _now: True)
     assert falsified(_keeps_offenders, HISTORIES)
 
 

@@ -133,7 +133,7 @@ def log_failure(message: str, *args: object, error: BaseException | None = None)
     """Log `error`, or the exception that is being handled, as an error of a user's function."""
     from logging import getLogger
 
-    getLogger("seawall").error(message, *args, exc_info=error or True)
+    getLogger("seawall").error(message, *args, exc_info=error or True, stacklevel=2)
 
 
 def attribute_of(error: object, name: str, default: Any = None) -> Any:

@@ -417,6 +417,14 @@ class _Scope(Generic[T]):
         reset(self._var, self._token)
 
 
+def _text_scope(
+    var: ContextVar[str | None], call: str, value: str, such: str
+) -> _Scope[str | None]:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{call}({value!r}): write a non-empty string, such as {such}")
+    return _Scope(var, value)
+
+
 def criticality(level: Criticality) -> _Scope[Criticality]:
     """Set the criticality of the calls inside a `with` block."""
     if not isinstance(level, Criticality):
@@ -472,9 +480,7 @@ def end_attempt(token: Token[Any]) -> None:
 
 def idempotency_key(key: str) -> _Scope[str | None]:
     """Identify the effect of the calls inside, so that the receiver can deduplicate repeats."""
-    if not isinstance(key, str) or not key:
-        raise ValueError(f"idempotency_key({key!r}): write a non-empty string, such as an order id")
-    return _Scope(idempotency_key_var, key)
+    return _text_scope(idempotency_key_var, "idempotency_key", key, "an order id")
 
 
 def current_idempotency_key() -> str | None:
@@ -484,9 +490,7 @@ def current_idempotency_key() -> str | None:
 
 def tenant(name: str) -> _Scope[str | None]:
     """Set the tenant that the calls inside are made for: a customer, an account, a team."""
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"tenant({name!r}): write a non-empty string, such as an account's id")
-    return _Scope(tenant_var, name)
+    return _text_scope(tenant_var, "tenant", name, "an account's id")
 
 
 def current_tenant() -> str | None:
@@ -496,9 +500,7 @@ def current_tenant() -> str | None:
 
 def tier(name: str) -> _Scope[str | None]:
     """Set the service tier of the calls inside, such as "free" or "premium"."""
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"tier({name!r}): write a non-empty string, such as 'free'")
-    return _Scope(tier_var, name)
+    return _text_scope(tier_var, "tier", name, "'free'")
 
 
 def current_tier() -> str | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from seawall import _checks as check
 from seawall import registry
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.clock import Clock, check_clock, current_clock
 from seawall.guard import Guard
@@ -43,10 +44,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Any], Iterable[Policy]]
 KeyOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
-LOOKED_AT: Final = 64  # members checked to find one to evict: a flood of keys must stay cheap
+CHECKED_AT_ONCE: Final = 64  # members checked to find one to evict: a flood of keys must stay cheap
 WORST_SHOWN: Final = 10  # number of keys that a snapshot names
 OTHERS: Final = "(others)"  # key of the guard shared by all keys that find no room
-_BROKEN: Final = ("isolated", "open", "half_open", "closed")  # states of a breaker, worst first
+_STATES: Final = ("isolated", "open", "half_open", "closed")  # states of a breaker, worst first
 
 
 class Family:
@@ -86,11 +87,11 @@ class Family:
         self.overflowed = 0
         """Number of times a key found no room."""
         self._members: dict[Hashable, _Member] = {}
-        self._hand: list[Hashable] = []  # keys not yet checked in the current eviction sweep
+        self._unchecked: list[Hashable] = []  # keys not yet checked in the current eviction sweep
         self._others: Guard | None = None
-        self._gone: dict[str, int] = dict.fromkeys(COUNTS, 0)
-        self._gone_policies: dict[tuple[int, str], dict[str, Any]] = {}
-        self._gone_durations, self._gone_waits = Tally(), Tally()
+        self._evicted_counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self._evicted_policies: dict[tuple[int, str], dict[str, Any]] = {}
+        self._evicted_durations, self._evicted_waits = Tally(), Tally()
         """Counts of evicted members, so that no counter ever decreases."""
         self._lock = RLock()
         survives_fork(self)
@@ -273,16 +274,12 @@ class Family:
         """Return the policies of the guard for keys without room; `key` is the first such key."""
         try:
             return self.make(OTHERS)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             # Refusing the call would be worse: a flood of keys would stop calls.
-            from logging import getLogger
-
-            getLogger("seawall").exception(
-                "family %r: make(%r) failed, so keys that find no room share the policies of %r",
-                self.name,
-                OTHERS,
-                key,
+            message = (
+                "family %r: make(%r) failed, so keys that find no room share the policies of %r"
             )
+            log_failure(message, self.name, OTHERS, key)
             return self.make(key)
 
     def _evict(self) -> bool:
@@ -290,12 +287,12 @@ class Family:
         now = self.clock.now()
         best: Hashable = None
         least: int | None = None
-        for _ in range(min(LOOKED_AT, 2 * len(self._members))):
-            if not self._hand:
-                self._hand = list(reversed(self._members))
-            key = self._hand.pop()
+        for _ in range(min(CHECKED_AT_ONCE, 2 * len(self._members))):
+            if not self._unchecked:
+                self._unchecked = list(reversed(self._members))
+            key = self._unchecked.pop()
             member = self._members.get(key)
-            if member is None or not member.may_go(now):
+            if member is None or not member.is_evictable(now):
                 continue
             missed = 2 * member.used + (member.guard.stats.error_rate(now) > 0)
             member.used = False
@@ -313,12 +310,12 @@ class Family:
         self.evicted += 1
         guard.stats.fold(now)
         for name in COUNTS:
-            self._gone[name] += getattr(guard.stats, name)
-        self._gone_durations.merge(guard.stats.tally(now))
-        self._gone_waits.merge(guard.stats.waits)
+            self._evicted_counts[name] += getattr(guard.stats, name)
+        self._evicted_durations.merge(guard.stats.tally(now))
+        self._evicted_waits.merge(guard.stats.waits)
         for place, bound in enumerate(guard.bounds):
             kind = bound.policy.kind
-            gone = self._gone_policies.setdefault((place, kind), {"policy": kind})
+            gone = self._evicted_policies.setdefault((place, kind), {"policy": kind})
             _add_counts(gone, bound, own=len(bindings_of(bound.policy)) == 1)
 
     def guards(self) -> dict[Hashable, Guard]:
@@ -333,10 +330,10 @@ class Family:
         check.count("most", most)
         now = self.clock.now()
         ranked = [
-            (_BROKEN.index(_state(guard)), -guard.stats.error_rate(now), place, key, guard)
+            (_STATES.index(_state(guard)), -guard.stats.error_rate(now), place, key, guard)
             for place, (key, guard) in enumerate(self._all().items())
         ]
-        well = len(_BROKEN) - 1
+        well = len(_STATES) - 1
         ranked = [one for one in ranked if one[0] < well or one[1] < 0]
         return {key: guard for *_, key, guard in sorted(ranked, key=lambda one: one[:3])[:most]}
 
@@ -348,9 +345,9 @@ class Family:
         """
         now = self.clock.now()
         members = self._all()
-        total = dict(self._gone)
+        total = dict(self._evicted_counts)
         recent = [0, 0]
-        durations, waits = deepcopy((self._gone_durations, self._gone_waits))
+        durations, waits = deepcopy((self._evicted_durations, self._evicted_waits))
         for guard in members.values():
             durations.merge(guard.stats.tally(now))
             waits.merge(guard.stats.waits)
@@ -382,7 +379,7 @@ class Family:
     def _policies(
         self, guards: list[Guard], worst: Mapping[Hashable, Guard]
     ) -> list[dict[str, Any]]:
-        seen = {place: deepcopy(gone) for place, gone in self._gone_policies.items()}
+        seen = {place: deepcopy(gone) for place, gone in self._evicted_policies.items()}
         known: set[int] = set()  # a policy shared by members has one state
         for guard in guards:
             for place, bound in enumerate(guard.bounds):
@@ -443,7 +440,7 @@ class _Member:
     calls: _CallsUnderWay
     used: bool = False  # since the last eviction check; a new key starts as unused
 
-    def may_go(self, now: float) -> bool:
+    def is_evictable(self, now: float) -> bool:
         """Return whether evicting this member breaks no limit and erases no penalty."""
         if self.calls.under_way:
             return False
@@ -489,7 +486,7 @@ def _itself(item: Any) -> Any:
 
 def _state(guard: Guard) -> str:
     states = [policy.state for policy in guard.policies if isinstance(policy, Breaker)]
-    return min(states, key=_BROKEN.index, default=_BROKEN[-1])
+    return min(states, key=_STATES.index, default=_STATES[-1])
 
 
 def _add_counts(summary: dict[str, Any], bound: Bound, *, own: bool) -> None:
@@ -513,7 +510,7 @@ def _add_state(summary: dict[str, Any], policy: Policy) -> None:
             summary[name] = summary.get(name, 0) + number
     if isinstance(policy, Breaker):
         state = policy.state
-        summary["state"] = min(summary.get("state", state), state, key=_BROKEN.index)
+        summary["state"] = min(summary.get("state", state), state, key=_STATES.index)
         summary["open_keys"] = summary.get("open_keys", 0) + (state in ("open", "isolated"))
 
 

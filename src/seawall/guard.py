@@ -315,9 +315,7 @@ class Guard:
     async def acall(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def acall(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call an async function under this guard; or a plain one, if it has a ThreadBulkhead."""
-        plan, bare = self._plan_for(function)
-        if not is_async(bare) and not plan.runs_in_threads:
-            bare = awaiting(bare)
+        plan, bare = self._async_plan_for(function)
         return await plan.bind(bare, "async")(*args, **kwargs)
 
     def attempt(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
@@ -338,9 +336,7 @@ class Guard:
     ) -> Result[T]: ...
     async def aattempt(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call an async function and return its `Result`; raise only cancellation and exits."""
-        plan, bare = self._plan_for(function)
-        if not is_async(bare) and not plan.runs_in_threads:
-            bare = awaiting(bare)
+        plan, bare = self._async_plan_for(function)
         guarded = plan.bind_interpreted(bare, "async")
         with _CatchingAttempt(self) as attempt:
             attempt.value = await guarded(*args, **kwargs)
@@ -428,6 +424,13 @@ class Guard:
         if code is not None and code.co_flags & wrong:
             refuse(function)
         return self._plan, function
+
+    def _async_plan_for(self, function: Any) -> tuple[Plan, Any]:
+        """Return the plan and a function to await; in a thread, a plain one stays as it is."""
+        plan, bare = self._plan_for(function)
+        if not is_async(bare) and not plan.runs_in_threads:
+            bare = awaiting(bare)
+        return plan, bare
 
     def hold(self, *args: Any, **kwargs: Any) -> Hold:
         """Enter only the gates (breaker, bulkhead) for a `with` or `async with` block.
@@ -592,8 +595,14 @@ class MarkedGuard(Guard):
 
     def __init__(self, guard: Guard, *, idempotent: bool) -> None:
         vars(self).update(vars(guard))
+        self._original = guard
         self.idempotent = idempotent
         self._plan = Plan(self, guard.bounds, guard._around)  # noqa: SLF001 - it is the same guard
+
+    @property
+    def rng(self) -> Random:
+        """The random number generator of the guard itself, which a fork replaces."""
+        return self._original.rng
 
 
 def _caller() -> str:

@@ -20,7 +20,7 @@ from seawall import subscribe
 from seawall.clock import VirtualClock
 from seawall.events import LoopBlocked
 from seawall.load import LoopWatchdog
-from seawall.load.watchdog import PAUSED, UNSEEN
+from seawall.load.watchdog import NOT_SEEN, PAUSED
 from seawall.testing import run_virtual
 from tests.support import falsified, let_pass
 
@@ -104,7 +104,7 @@ def test_a_block_that_nobody_saw_is_reported_when_it_is_over(reports):
             await let_pass(1.0)
 
     run_virtual(main())
-    assert [(event.seconds, event.stack) for event in reports] == [(2.0, UNSEEN)]
+    assert [(event.seconds, event.stack) for event in reports] == [(2.0, NOT_SEEN)]
 
 
 def _check_blocks(program: list[tuple[float, float]]) -> None:
@@ -162,7 +162,7 @@ def test_without_its_measure_the_watchdog_would_be_wrong(
 
         monkeypatch.setattr(LoopWatchdog, "_beat", hasty)
     else:
-        monkeypatch.setattr("seawall.load.watchdog.LOOKS", 1)
+        monkeypatch.setattr("seawall.load.watchdog.CHECKS", 1)
     assert falsified(_check_blocks, BLOCKS)
 
 
@@ -178,15 +178,15 @@ def _check_pause(case: tuple[int, bool]) -> list[LoopBlocked]:
     async def main() -> None:
         clock = asyncio.get_running_loop().clock
         async with LoopWatchdog(1.0) as dog:
-            dog._looked = clock.now()  # as if there were a thread
+            dog._checked_at = clock.now()  # as if there were a thread
             for _ in range(4):
                 await let_pass(0.25)
-                dog._go_round()
+                dog._check_all()
             clock.advance(quarters / 4)
             if watchdog_first:
-                dog._go_round()
+                dog._check_all()
             await let_pass(0.25)
-            dog._go_round()
+            dog._check_all()
 
     try:
         run_virtual(main())
@@ -230,7 +230,7 @@ def test_a_loop_that_came_round_while_it_was_looked_at_is_not_accused(reports):
             assert dog.check(came_round) == []
 
     run_virtual(main())
-    assert [event.stack for event in reports] == [UNSEEN]
+    assert [event.stack for event in reports] == [NOT_SEEN]
 
 
 def test_a_thread_that_is_gone_has_no_stack(reports):
@@ -242,7 +242,7 @@ def test_a_thread_that_is_gone_has_no_stack(reports):
             dog.check(lambda _: None)
 
     run_virtual(main())
-    assert [event.stack for event in reports] == [UNSEEN]
+    assert [event.stack for event in reports] == [NOT_SEEN]
 
 
 # --- Real threads ---

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -541,6 +542,17 @@ def test_children_draw_their_own_jitter():
     assert first != second
 
 
+def test_a_function_with_its_own_mark_draws_from_the_guards_generator():
+    """A child process replaces that one, so calls of marked functions do not retry in step."""
+    guard = Guard("marked", Retry(on=ValueError))
+    with closing(guard):
+        marked = guard(idempotent=False).__self__  # type: ignore[attr-defined]
+        marked.rng.random()
+        assert marked.rng is guard.rng
+        guard._after_fork()
+        assert marked.rng is guard.rng
+
+
 def test_a_call_that_a_fork_took_along_gives_back_no_slot_too_many():
     """In the child the bulkhead has exactly its slots, also after that call has ended."""
     printed = run_script("""
@@ -595,7 +607,7 @@ def test_a_group_is_answered_if_all_its_leaves_are():
     assert guard.call(ScriptedService(fail(group)).call) == "less"
     with pytest.raises(ExceptionGroup):
         guard.call(ScriptedService(fail(mixed)).call)
-    assert Retry(on=ExceptionGroup).wants(mixed, None)
+    assert Retry(on=ExceptionGroup).is_retryable(mixed, None)
 
 
 def test_a_bigger_bulkhead_has_a_bigger_waiting_room():

@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Any, ClassVar, Final, TypeVar, overload
 
 from seawall._checks import function_kind
+from seawall._failures import log_failure
 
 E = TypeVar("E", bound="Event")
 
@@ -116,10 +117,8 @@ def deliver(event: Event) -> None:
             continue
         try:
             listener(event)
-        except Exception:
-            import logging
-
-            logging.getLogger("seawall").exception("a listener failed on %s", event.name)
+        except Exception:  # noqa: BLE001 - logged
+            log_failure("a listener failed on %s", event.name)
 
 
 def _after_fork() -> None:

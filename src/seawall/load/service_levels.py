@@ -13,6 +13,7 @@ The rules are in `seawall.models.service_levels`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import update_wrapper
 from itertools import count
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -33,6 +34,7 @@ from seawall.models.service_levels import (
     ServiceLevel,
 )
 from seawall.runtime.degradation import Degradation
+from seawall.runtime.functions import with_arguments
 from seawall.runtime.layers import Host, Inline
 from seawall.runtime.mutex import Mutex
 from seawall.runtime.policy import MODES, GateBound, GatePolicy, Mode, bindings_of
@@ -77,8 +79,8 @@ class ServiceLevels:
         self.name = name
         self.clock: Clock = current_clock() if clock is None else check_clock(clock)
         self._load = None if load is None else as_signal(load)
-        self._demands = [
-            _Demand(_name(thing), _trouble(thing), ServiceLevel.of(level))
+        self._dependencies = [
+            _Dependency(_name(thing), _trouble(thing), ServiceLevel.of(level))
             for thing, level in (depends_on or {}).items()
         ]
         given: Any = THRESHOLDS if thresholds is None else thresholds
@@ -123,7 +125,16 @@ class ServiceLevels:
 
         Otherwise it passes on to the next, by raising `Overloaded`.
         """
-        return _LevelFunction(self, ServiceLevel.of(level), check.function("function", function))
+        allowed = ServiceLevel.of(level)
+        answer = with_arguments(check.function("function", function))
+
+        def at_level(*args: Any, **kwargs: Any) -> T:
+            if self.level > allowed:
+                raise Overloaded(_refusal(self, allowed), guard=self.name, policy="service_levels")
+            result: T = answer(*args, **kwargs)
+            return result
+
+        return update_wrapper(at_level, function)
 
     def gate(self, level: LevelName = ServiceLevel.FULL, *, mode: Mode = "enforce") -> LevelGate:
         """Return a policy that refuses calls with `Overloaded` while `level` is not allowed.
@@ -163,13 +174,13 @@ class ServiceLevels:
             "pinned": self._pinned is not None,
             "seconds": self._now() - self._since,
             "load": None if self._load is None else self._load.snapshot(),
-            "depends_on": self._demanded(),
+            "depends_on": self._dependency_states(),
         }
 
-    def _demanded(self) -> dict[str, Any]:
+    def _dependency_states(self) -> dict[str, Any]:
         """Return by name what each dependency demands; a duplicate name gets a number."""
         shown: dict[str, Any] = {}
-        for read_name, trouble, level in self._demands:
+        for read_name, trouble, level in self._dependencies:
             plain = name = read_name()
             numbers = count(2)
             while name in shown:
@@ -184,20 +195,20 @@ class ServiceLevels:
         try:
             self._due = now + GAUGE_EVERY
             load = 0.0 if self._load is None else self._load()
-            levels = (level for _, trouble, level in self._demands if trouble())
+            levels = (level for _, trouble, level in self._dependencies if trouble())
             demanded = max(levels, default=ServiceLevel.FULL)
             move = self._model.update(load, demanded, now)
         finally:
             self._lock.release()
         if move is not None:
-            self._stand(move.cause, now)
+            self._apply(move.cause, now)
 
     def _pin(self, level: ServiceLevel | None, cause: LevelCause) -> None:
         with self._mutex:
             self._pinned = level
-        self._stand(cause, self._now())
+        self._apply(cause, self._now())
 
-    def _stand(self, cause: LevelCause, now: float) -> None:
+    def _apply(self, cause: LevelCause, now: float) -> None:
         with self._mutex:  # so that a check that began before a pin cannot overwrite it
             after = self._model.level if self._pinned is None else self._pinned
             before, self._standing = self._standing, after
@@ -213,7 +224,7 @@ class ServiceLevels:
         self._mutex = Mutex()
 
 
-class _Demand(NamedTuple):
+class _Dependency(NamedTuple):
     """The level of service that is left while a dependency is in trouble."""
 
     name: Callable[[], str]
@@ -243,30 +254,6 @@ def _trouble(thing: Any) -> Signal:
         )
     check.plain_function("depends_on", thing)
     return Signal(getattr(thing, "__name__", "trouble"), lambda: bool(thing()), every=0.0)
-
-
-class _LevelFunction:
-    """A function at one level of service; has the signature of the function itself."""
-
-    def __init__(
-        self, levels: ServiceLevels, level: ServiceLevel, function: Callable[..., Any]
-    ) -> None:
-        self._levels = levels
-        self._level = level
-        self._function = self.__wrapped__ = function
-        self.__qualname__ = getattr(function, "__qualname__", repr(function))
-        for name in ("__code__", "__func__", "__self__"):
-            if hasattr(function, name):
-                setattr(self, name, getattr(function, name))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._levels.level > self._level:
-            message = _refusal(self._levels, self._level)
-            raise Overloaded(message, guard=self._levels.name, policy="service_levels")
-        return self._function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self._levels.name!r} at {self._level.label}: {self._function!r}>"
 
 
 def _refusal(levels: ServiceLevels, level: ServiceLevel) -> str:

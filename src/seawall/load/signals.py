@@ -14,6 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from seawall import _checks as check
+from seawall._failures import log_failure
 from seawall._forks import survives_fork
 from seawall.clock import Clock, SystemClock, check_clock, current_clock
 from seawall.models.smoothing import Ewma, Growth, Hysteresis
@@ -109,13 +110,10 @@ class Signal:
             measured = float(self._read())
             if not isfinite(measured):
                 raise ValueError(f"it returned {measured!r}")  # noqa: TRY301 - handled like other failures
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             self.failures += 1
             if self.failures == 1:
-                import logging
-
-                logger = logging.getLogger("seawall")
-                logger.exception("signal %r cannot be read; its last value stands", self.name)
+                log_failure("signal %r cannot be read; its last value stands", self.name)
             return
         self.measured = measured
         self._value = self._settle(measured / self.limit if measured > 0 else 0.0, now)

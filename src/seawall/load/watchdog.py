@@ -13,8 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextvars import Context
-from threading import Event as Signal
-from threading import RLock, Thread, get_ident
+from threading import Event, RLock, Thread, get_ident
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, Self
 from weakref import ref
@@ -29,9 +28,9 @@ from seawall.events.bus import emit
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-LOOKS: Final = 4  # number of heartbeats of a loop, and of checks, per `threshold`
+CHECKS: Final = 4  # number of heartbeats of a loop, and of checks, per `threshold`
 FRAMES: Final = 30  # maximum number of reported frames of a stack: the innermost
-UNSEEN: Final = "(it was over before anybody looked)\n"
+NOT_SEEN: Final = "(it was over before anybody looked)\n"
 PAUSED: Final = (
     "(the watchdog could not run either: a call kept the interpreter's lock, or the process was"
     " paused)\n"
@@ -54,7 +53,7 @@ class LoopWatchdog:
             raise TypeError(f"name={name!r}: write a name, such as 'api'")
         self.name = name
         self._clock = current_clock() if clock is None else check_clock(clock)
-        self._period = self.threshold / LOOKS
+        self._period = self.threshold / CHECKS
         self._blocks = 0
         self._seconds = 0.0
         self._longest = 0.0
@@ -65,8 +64,8 @@ class LoopWatchdog:
     def _begin(self) -> None:
         self._lock = RLock()
         self._pulses: dict[int, _Pulse] = {}
-        self._quit: Signal | None = None
-        self._looked = float("inf")  # last check of the thread; infinite without one
+        self._quit: Event | None = None
+        self._checked_at = float("inf")  # last check of the thread; infinite without one
 
     def __repr__(self) -> str:
         return f"<LoopWatchdog {self.name!r}: {len(self._pulses)} loops, {self._blocks} blocks>"
@@ -81,7 +80,7 @@ class LoopWatchdog:
             if known is not None and known.loop() is loop:
                 raise RuntimeError(f"watchdog {self.name!r} watches this loop already")
             pulse = self._pulses[id(loop)] = _Pulse(loop, self._clock.now() + self._period)
-            self._hire()
+            self._start_thread()
         # In an empty context: the starter's context, perhaps of a request, would live as long.
         loop.call_later(self._period, self._beat, pulse, context=Context())
 
@@ -91,7 +90,7 @@ class LoopWatchdog:
 
         with self._lock:
             self._pulses.pop(id(get_running_loop()), None)
-            self._dismiss_if_idle()
+            self._stop_thread_if_idle()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -143,7 +142,7 @@ class LoopWatchdog:
             blocked = stack is not None or late >= self.threshold
             if stack is None:
                 self._blocks += blocked
-                stack = PAUSED if pulse.excused or self._was_paused(now) else UNSEEN
+                stack = PAUSED if pulse.excused or self._was_paused(now) else NOT_SEEN
             if blocked:
                 self._seconds += late
                 self._longest = max(self._longest, late)
@@ -154,19 +153,19 @@ class LoopWatchdog:
 
     # --- In the thread ---
 
-    def _patrol(self, quit_signal: Signal) -> None:
+    def _run(self, quit_signal: Event) -> None:
         while not quit_signal.wait(self._period):
-            self._go_round()
+            self._check_all()
 
-    def _go_round(self) -> None:
+    def _check_all(self) -> None:
         now = self._clock.now()
         paused = self._was_paused(now)
-        self._looked = now
+        self._checked_at = now
         self._check(_frame_of, paused=paused)
 
     def _was_paused(self, now: float) -> bool:
         """Return whether the thread itself missed its check."""
-        return now - self._looked >= self._period + self.threshold
+        return now - self._checked_at >= self._period + self.threshold
 
     def _check(self, frame_of: Callable[[int], FrameType | None], *, paused: bool) -> list[float]:
         found = []
@@ -198,7 +197,7 @@ class LoopWatchdog:
                         pulse.excused = True  # give it one more turn
                     else:
                         suspects.append(pulse)
-            self._dismiss_if_idle()
+            self._stop_thread_if_idle()
         return suspects
 
     def _tell(self, late: float, stack: str, *, over: bool) -> None:
@@ -210,18 +209,18 @@ class LoopWatchdog:
             what = "event loop %r has been blocked for %.3f s, at\n%s"
         logging.getLogger("seawall").warning(what, self.name, late, stack)
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         if self._quit is None and not isinstance(self._clock, VirtualClock):
-            self._looked = self._clock.now()
-            self._quit = Signal()
+            self._checked_at = self._clock.now()
+            self._quit = Event()
             name = f"seawall-watchdog-{self.name}"
-            Thread(target=self._patrol, args=(self._quit,), name=name, daemon=True).start()
+            Thread(target=self._run, args=(self._quit,), name=name, daemon=True).start()
 
-    def _dismiss_if_idle(self) -> None:
+    def _stop_thread_if_idle(self) -> None:
         if not self._pulses and self._quit is not None:
             self._quit.set()
             self._quit = None
-            self._looked = float("inf")
+            self._checked_at = float("inf")
 
     def _after_fork(self) -> None:
         """Watch nothing in a child process: the thread is gone, the loops belong to the parent."""
@@ -252,7 +251,7 @@ def _stack_text(frame: FrameType | None) -> str:
     from traceback import StackSummary, walk_stack
 
     if frame is None:
-        return UNSEEN
+        return NOT_SEEN
     stack = StackSummary.extract(reversed(list(walk_stack(frame))), lookup_lines=False)
     loops = [number for number, entry in enumerate(stack) if _is_loop(entry.filename)]
     begin = loops[-1] + 1 if loops else 0
