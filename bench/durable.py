@@ -81,8 +81,8 @@ def as_sent(idempotency: Idempotency, outbox: Outbox, sql: str) -> tuple[Any, di
     wanted = key_request("shop", "POST /orders", "k", b"7", unscoped=False)
     event = NewEvent("order", "k", "placed", {"total": 7})
     arguments = {"customer": "ann", "total": 7}
-    checked = _idempotency_single._checked  # noqa: SLF001 - what is measured is what it sends
-    asked = checked(idempotency, sql, arguments, wanted, outbox, [event])
+    statement_of = _idempotency_single._statement_of  # noqa: SLF001 - what is measured is what it sends
+    asked = statement_of(idempotency, sql, arguments, wanted, outbox, [event])
     names = idempotency.database.names
     text = _idempotency_single.text_of("dollar", names, None, asked.sql, asked.events, asked.terms)
     return text, asked.arguments

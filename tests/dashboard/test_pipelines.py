@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seawall import Breaker, Guard
 from seawall.cli.top.drawing import frame
 from seawall.cli.top.history import TopHistory
-from seawall.cli.top.messages import understood
+from seawall.cli.top.messages import validated
 from seawall.dashboard.bounds import (
     LONGEST_TEXT,
     LONGEST_WORD,
@@ -561,7 +561,7 @@ def test_seawall_top_has_a_line_for_each_pipeline():
     stage = _stage("parse", waits_for="CircuitOpen: x", waiting=4)
     view = _look(_seen(stage, _stage("store", "sink")))
     told = {"title": "t", "at": NOW + 1.0, "operator": None, "views": [view], "history": None}
-    read = understood(json.loads(json.dumps(told))).message
+    read = validated(json.loads(json.dumps(told))).message
     text = text_of(frame(read, TopHistory().take(read), 160, None), 1000)
     (line,) = [one for one in text.split("\n") if "pipeline parse: waits: CircuitOpen" in one]
     assert "flow" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -616,6 +617,7 @@ def test_changed_settings_make_no_second_serializer() -> None:
     def names() -> list[str]:
         return [shown["name"] for shown in snapshot().get("serializer", ())]
 
+    gc.collect()  # what other tests have made
     before = names()
     try:
         serializer.update(max_waiting=1)
