@@ -42,6 +42,7 @@ from seawall._failures import (
     split_report,
     traceback_of,
 )
+from seawall.clients.http.terms import BadStatus, KeyInProgress
 from seawall.clients.httpx import GuardedTransport
 from seawall.clock import VirtualClock
 from seawall.dashboard.counters import Counters
@@ -169,6 +170,14 @@ def test_a_status_without_a_host_is_told_alone() -> None:
     """An answer that was made by hand has no request; httpx raises where one asks for it."""
     error = httpx.HTTPStatusError("x", request=None, response=httpx.Response(429))  # type: ignore[arg-type]
     assert described(error) == said_by(error) == "429"
+
+
+@pytest.mark.parametrize("kind", [BadStatus, KeyInProgress])
+def test_a_failed_status_is_told_once(kind: type[BadStatus]) -> None:
+    """Its own text has the status again, and nothing else."""
+    request = httpx.Request("POST", "https://vendor.example/orders?key=x")
+    error = kind(request, httpx.Response(409, request=request), 409, 1.0)
+    assert described(error) == "409 from vendor.example"
 
 
 def test_a_loop_of_causes_ends() -> None:

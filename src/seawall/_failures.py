@@ -43,7 +43,7 @@ _LONGEST_LINE: Final = 200
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _LEFT_OUT: Final = "  ..."
 _STATUS_ERRORS: Final = frozenset(
-    {"BadStatus", "KeyAtWork", "HTTPStatusError", "HTTPError", "ClientResponseError"}
+    {"BadStatus", "KeyInProgress", "HTTPStatusError", "HTTPError", "ClientResponseError"}
 )
 """Errors whose text contains only the status and the URL."""
 
