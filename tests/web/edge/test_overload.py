@@ -631,7 +631,7 @@ def test_who_is_refused_at_once_never_waited_and_took_nothing(
         monkeypatch.setattr(gate.__class__, "_batch", lambda _gate: 0)
         await let_pass(1.0)
         gate.strict, gate.free, gate.unwatched = True, False, float("-inf")
-        gate._turning = True  # so that whoever is not refused at once waits
+        gate._in_turn = True  # so that whoever is not refused at once waits
         before = limits.snapshot()
         task = asyncio.ensure_future(ask(edge))
         await asyncio.sleep(0)  # noqa: TID251 - a turn of the loop, no time
