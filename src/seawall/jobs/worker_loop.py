@@ -441,17 +441,13 @@ class WorkerLoop(Generic[R]):
     async def _beat(self) -> None:
         """Renew claims forever; more often while the store is unreachable."""
         answered = True
-        try:
-            while True:
-                now = self._clock.now()
-                runs = [run for run in self._runs if not (run.lost or run.settling)]
-                ends = [run.claim.until - now for run in runs]
-                nap = min([self._beat_after(answered=answered), *ends])
-                await self._wait_for_news(nap, self._beats)
-                answered = await self._renew_in_time([run for run in self._runs if not run.lost])
-        finally:
-            if self._renewal is not None:
-                self._renewal.cancel()
+        while True:
+            now = self._clock.now()
+            runs = [run for run in self._runs if not (run.lost or run.settling)]
+            ends = [run.claim.until - now for run in runs]
+            nap = min([self._beat_after(answered=answered), *ends])
+            await self._wait_for_news(nap, self._beats)
+            answered = await self._renew_in_time([run for run in self._runs if not run.lost])
 
     async def _renew_in_time(self, runs: list[R]) -> bool:
         """Renew claims, and stop work whose claim has ended; return whether the store answered.
@@ -507,7 +503,9 @@ class WorkerLoop(Generic[R]):
             for run in list(self._runs):
                 run.give_back()
             runs = [run.task for run in self._runs if run.task is not None]
-            await end([fetching, *aside, *runs], LEAVING)
+            renewal, self._renewal = self._renewal, None
+            renewals = [] if renewal is None else [renewal]  # it may hang, as a claim may
+            await end([fetching, *aside, *runs, *renewals], LEAVING)
 
     # For executing
 

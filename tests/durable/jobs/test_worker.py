@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -513,6 +513,44 @@ def test_a_job_is_stopped_on_time_while_a_blocking_driver_hangs(
                 released.set()
                 await task
             assert worker.snapshot()["lost"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_ends_while_a_renewal_hangs(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """Nor does its event loop wait for it; a later session renews anew."""
+    hanging: list[asyncio.Task[Any]] = []
+    released = False
+
+    async def hangs(*_args: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        hanging.append(task)
+        while not released:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def patient(_job: JobHandle) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        nonlocal released
+        async with opening_by("sqlite", postgres, tmp_path)() as database:
+            jobs = Jobs(database, lease=0.3)
+            monkeypatch.setattr(jobs, "_abeat", hangs)
+            worker = JobWorker(jobs, {"patient": patient}, concurrency=1)
+            try:
+                for number in (1, 2):
+                    await jobs.asubmit(None, "patient", scope="acme")
+                    assert await worker.run_once() == 1
+                    assert len(hanging) == number
+                assert asyncio.all_tasks() == {asyncio.current_task()}
+            finally:
+                released = True
+                for task in hanging:
+                    task.cancel()
 
     asyncio.run(main())
 
