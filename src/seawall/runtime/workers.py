@@ -239,6 +239,7 @@ class WorkerPool:
                     shared.taken -= 1
             if queued:
                 self.give_up(job)
+            shared.wake_if_idle()
             raise
         return True
 

@@ -497,6 +497,21 @@ def test_closing_does_not_depend_on_a_loop_that_is_gone(blocked):
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
+def test_closing_does_not_wait_for_a_call_that_got_no_thread(monkeypatch):
+    """Its place is taken while the thread is made; who waits for the end of all work is told."""
+    pool, woken = IoPool("io", workers=1), []
+
+    def exhausted(_thread):
+        pool.pool.until_idle(float("inf")).publish(lambda: woken.append(True))
+        assert not woken
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    with pytest.raises(RuntimeError, match="new thread"):
+        pool.run(len, "x")
+    assert woken == [True]
+
+
 def test_leaving_by_an_error_does_not_wait(blocked):
     """`with` and `async with` wait for calls at their end, but not if an error ends them."""
 
