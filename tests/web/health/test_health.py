@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -210,6 +211,20 @@ def test_nothing_that_fails_in_telling_keeps_a_probe_waiting():
         assert told["output"] == "Unspeakable"
         assert health.snapshot()["checks"]["odd"]["runs"] == 2
         assert health.snapshot()["checks"]["odd"]["output"] == "Unspeakable"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("wall", [lambda: 1 / 0, lambda: 1e20], ids=["raises", "far"])
+def test_a_clock_that_fails_makes_no_service_ill(wall: Callable[[], float]):
+    """Only the time of the check is not known."""
+
+    async def main() -> None:
+        health = Health(wall=wall)
+        health.add("fine", ScriptedService(answer("fine")).acall)
+        answered = await probe(health, "/health/deep")
+        assert answered.status == 200
+        assert answered.document["checks"]["fine:responseTime"][0]["time"][:4] == "1970"
 
     run_virtual(main())
 

@@ -312,4 +312,8 @@ def _result_of(watch: Watch) -> tuple[str, list[dict[str, Any]]]:
 def _rfc3339(wall: float) -> str:
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
+    try:
+        at = datetime.fromtimestamp(wall, UTC)
+    except (OverflowError, ValueError, OSError):  # a clock of the user
+        at = datetime.fromtimestamp(0.0, UTC)
+    return at.isoformat(timespec="milliseconds")

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from seawall import _checks as check
-from seawall._failures import described
+from seawall._failures import described, log_failure
 from seawall._redaction import safe_line
 from seawall.clock import Clock
 from seawall.errors import BulkheadFull
@@ -178,7 +178,7 @@ class Watch:
         before = self.damping.state
         state = self.damping.update(finding.state)
         self.result = CheckResult(
-            state, finding.output, cause, finding.value, finding.unit, seconds, self.wall()
+            state, finding.output, cause, finding.value, finding.unit, seconds, self._wall_time()
         )
         self._fresh_until = self.clock.now() + self.ttl
         if state != (before or "healthy"):
@@ -186,6 +186,14 @@ class Watch:
                 HealthChanged, self.service, check=self.name, before=before or "unknown",
                 after=state, output=cause,
             )  # fmt: skip
+
+    def _wall_time(self) -> float:
+        """Return the time of a result; 0.0 if the user's function fails: the service is not ill."""
+        try:
+            return float(self.wall())
+        except Exception:  # noqa: BLE001 - logged
+            log_failure("health: wall() failed; the time of a check is not known")
+            return 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Return the known results of the check."""
