@@ -460,6 +460,10 @@ class Campaign:
             return True
         return False
 
+    def slot_of(self, pid: int) -> str:
+        """Return the slot of a live child."""
+        return next(slot for slot, child in self._children.items() if child.pid == pid)
+
     def kill(self, slot: str) -> None:
         """Kill a child where it stands."""
         with suppress(ProcessLookupError):
