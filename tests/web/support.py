@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -148,5 +149,9 @@ def _until_started(server: Any, thread: threading.Thread) -> None:
 
 
 def held_slots() -> dict[str, int]:
-    """Return the slots that are taken; not threads, which other tests may have left hanging."""
+    """Return the slots that are taken; not threads, which other tests may have left hanging.
+
+    Garbage of other tests, such as a pool whose borrower is gone, is collected first.
+    """
+    gc.collect()
     return {name: n for name, n in held_permits().items() if not name.endswith(" threads")}
