@@ -97,7 +97,7 @@ def test_a_handshake_that_takes_too_long_is_refused() -> None:
 
 @pytest.mark.parametrize(("status", "failed"), [(403, False), (500, True)])
 def test_a_handshake_that_the_app_refuses_with_500_has_failed(status: int, *, failed: bool) -> None:
-    """What gates are told follows the status of the response, as for a request."""
+    """Gates count the handshake by the status of its response, as they count a request."""
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "websocket.http.response.start", "status": status, "headers": []})

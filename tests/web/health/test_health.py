@@ -200,7 +200,7 @@ class Unspeakable(Exception):
 
 
 def test_nothing_that_fails_in_telling_keeps_a_probe_waiting():
-    """An error that cannot be shown is told as far as it can be."""
+    """As much of an error is shown as can be."""
 
     async def main() -> None:
         health = Health()

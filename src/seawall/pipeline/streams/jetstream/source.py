@@ -86,7 +86,7 @@ class Delivery:
     kept_until: float
     """Until when the server delivers it to no other process."""
     answer: bytes = _ACK
-    """What the server is told in the end."""
+    """The final answer to the server about one message."""
     unanswered: int = 0
 
     def __str__(self) -> str:
