@@ -498,7 +498,7 @@ def test_closing_does_not_depend_on_a_loop_that_is_gone(blocked):
 
 
 def test_closing_does_not_wait_for_a_call_that_got_no_thread(monkeypatch):
-    """If its thread cannot be made, its place is freed, and those who wait for the end are woken."""
+    """If its thread cannot be made, its place is freed, and whoever waits for the end is woken."""
     pool, woken = IoPool("io", workers=1), []
 
     def exhausted(_thread):
